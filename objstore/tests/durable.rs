@@ -239,7 +239,7 @@ fn devices_that_are_not_the_stores_are_refused_by_name() {
     }
     let shape = KvShape { layers: 3, ..SHAPE };
     let error = shelf.open_as(&[0, 1, 2], shape).err().unwrap().to_string();
-    assert!(error.contains("formatted for 2 layers"), "{error}");
+    assert!(error.contains("another shape (2 layers"), "{error}");
     // One device is replaced by that of another store.
     let other = Shelf { bytes: vec![shelf.bytes[1].clone()] };
     let mut one = format(SHAPE);

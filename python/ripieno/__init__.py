@@ -20,6 +20,7 @@ a store that a server (`ripieno serve`) shares between engines.
 
 import ctypes
 import fcntl
+import math
 import mmap
 import os
 from collections.abc import Sequence
@@ -83,6 +84,11 @@ class Shape:
     """Bytes of an object."""
     block_tokens: int
     """Tokens of a block."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise errors.InvalidError(f"shape: {name} is {value}; give 1 or more")
 
     @property
     def rows(self) -> int:
@@ -154,17 +160,28 @@ class Pool:
     @classmethod
     def contiguous(cls, buffer: Any, shape: Shape) -> "Pool":
         """Returns the pool in a writable, contiguous buffer (numpy) or tensor (torch, on the CPU or
-        a GPU) laid out as [rows, blocks, object_bytes]. It has as many blocks as fit."""
-        address, length, owner, device = _memory(buffer)
-        blocks = length // (shape.rows * shape.object_bytes)
+        a GPU) laid out as [rows, blocks, object_bytes]; each of the three may be several dimensions
+        of an array. A flat buffer has as many blocks as fit."""
+        address, owner, device, dimensions, each = memory_of(buffer)
+        length, block = math.prod(dimensions) * each, shape.rows * shape.object_bytes
+        rows = (math.prod(dimensions[:at]) for at in range(len(dimensions)))
+        objects = (math.prod(dimensions[at:]) * each for at in range(1, len(dimensions) + 1))
+        is_array = len(dimensions) > 1
+        if is_array and (shape.rows not in rows or shape.object_bytes not in objects):
+            raise errors.InvalidError(
+                f"an array of shape {list(dimensions)} with elements of {each} bytes was given; its "
+                f"first dimensions have to be the {shape.rows} rows (layers * segments), and its "
+                f"last ones an object of {shape.object_bytes} bytes, or give a flat buffer"
+            )
+        blocks = length // block
         if blocks == 0:
             raise errors.InvalidError(
-                f"a buffer of {length} bytes was given; a block has "
-                f"{shape.rows * shape.object_bytes}: give a larger one"
+                f"a buffer of {length} bytes was given; a block has {block} ({shape}): give a "
+                "larger one"
             )
         tensor = blocks * shape.object_bytes
-        rows = [row * tensor for row in range(shape.rows)]
-        return cls(address, length, rows, shape.object_bytes, blocks, owner, device)
+        offsets = [row * tensor for row in range(shape.rows)]
+        return cls(address, length, offsets, shape.object_bytes, blocks, owner, device)
 
 
 class SharedMemory:
@@ -198,19 +215,20 @@ class SharedMemory:
             os.close(self.file)
 
 
-def _memory(buffer: Any) -> tuple[int, int, Any, str]:
-    """Returns address, length, owner and device of a buffer or tensor."""
+def memory_of(buffer: Any) -> tuple[int, Any, str, Sequence[int], int]:
+    """Returns address, owner and device of a buffer or tensor, its dimensions, and the bytes of an
+    element."""
     if hasattr(buffer, "data_ptr"):
         if buffer.device.type not in ("cpu", "cuda") or not buffer.is_contiguous():
             raise errors.InvalidError(
                 f"a tensor on {buffer.device} was given; give a contiguous one on the CPU or a "
                 "CUDA device"
             )
-        length = buffer.numel() * buffer.element_size()
-        return buffer.data_ptr(), length, buffer, str(buffer.device)
+        device = str(buffer.device)
+        return buffer.data_ptr(), buffer, device, buffer.shape, buffer.element_size()
     view = memoryview(buffer)
     if view.readonly or not view.c_contiguous:
         raise errors.InvalidError("the buffer is read-only or has gaps; give a contiguous one")
     # The export keeps the buffer alive and prevents resizing.
     owner = (ctypes.c_char * view.nbytes).from_buffer(buffer)
-    return ctypes.addressof(owner), view.nbytes, owner, "cpu"
+    return ctypes.addressof(owner), owner, "cpu", view.shape or (), view.itemsize

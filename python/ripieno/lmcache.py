@@ -300,7 +300,8 @@ class RipienoL2(L2AdapterInterface):
         try:
             for size in self.known.sizes:
                 found = self._found(key, size)
-                held = found.space.hold(found.keys) if self.objects.has(found) else None
+                (has,) = self.objects.are_stored([found])
+                held = found.space.hold(found.keys) if has else None
                 if held and held.blocks == len(found.keys):
                     return held
                 if held:

@@ -1,4 +1,4 @@
-"""Objects of any size in a store, for caches that keep theirs in host memory.
+"""Objects of any size in a store, for caches that keep theirs in host memory: docs/start/objects.md.
 
 An object is stored in pieces of the same size, and found when all of its pieces are. Pieces are
 copied through a buffer that the devices reach, because the objects have no common size and place.
@@ -10,17 +10,19 @@ import ctypes
 import hashlib
 import json
 import logging
+import math
 import mmap
 import os
 import queue
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import compress, groupby
 from operator import itemgetter
 from typing import Any, ClassVar
 
 import ripieno
+from ripieno import memory_of
 from ripieno.capacity import made_in
 from ripieno.options import Options as StoreOptions
 
@@ -55,6 +57,8 @@ class Object:
     """Bytes."""
     address: int
     """Its first byte in memory; 0 if it is only looked up."""
+    owner: Any = field(default=None, repr=False)
+    """Object that keeps the memory alive."""
 
     @classmethod
     def named(
@@ -117,23 +121,39 @@ class Objects:
         self.told: set[type[Exception]] = set()
         """Kinds of errors that were already logged."""
 
-    def lookup(self, space: ripieno.Store, keys: Sequence[bytes]) -> int:
-        """Returns how many leading keys are stored; none if that cannot be known."""
-        try:
-            return 0 if self.dead else space.lookup(keys)
-        except ripieno.Error as error:
-            # It would end a scheduler of the engine.
-            self.failed(error)
-            return 0
+    @classmethod
+    def open(cls, **options: Any) -> Objects:
+        """Opens the store of a directory (path), which is made if it is not there, or of a server.
+        options: see docs/start/objects.md."""
+        return cls(Options.parse(options, "objects"), "objects", logging.getLogger(__name__))
 
-    def has(self, each: Object) -> bool:
-        """Returns True if an object is stored."""
-        return self.lookup(each.space, each.keys) == len(each.keys)
+    def named(self, name: str, buffer: Any) -> Object:
+        """Returns the object of a name and a size: that of a writable, contiguous buffer (bytearray,
+        numpy) or tensor on the CPU, from or to which it is copied."""
+        address, owner, _, dimensions, each = memory_of(buffer)
+        found = Object.named(self.all, [name], math.prod(dimensions) * each, self.piece, address)
+        return replace(found, owner=owner)
+
+    def are_stored(self, objects: Sequence[Object]) -> list[bool]:
+        """Returns, for each object, True if it is stored; False if that cannot be known."""
+        if self.dead:
+            return [False] * len(objects)
+        found = [True] * len(objects)
+        for space, batch in self._batches(objects, range(len(objects))):
+            try:
+                stored = space.are_stored([objects[at].keys[number] for at, number in batch])
+            except ripieno.Error as error:
+                # It would end a scheduler of the engine.
+                self.failed(error)
+                stored = [False] * len(batch)
+            for (at, _), is_stored in zip(batch, stored, strict=True):
+                found[at] &= is_stored
+        return found
 
     def store(self, objects: Sequence[Object]) -> list[int]:
         """Stores objects, and returns the positions of those that are new and complete: others
         were stored before, or had no room beside more useful ones."""
-        new = [at for at, each in enumerate(objects) if not self.has(each)]
+        new = [at for at, is_stored in enumerate(self.are_stored(objects)) if not is_stored]
         missing = {at: len(objects[at].keys) for at in new}
         for space, batch in self._batches(objects, new):
             with self._part() as part:
@@ -150,28 +170,28 @@ class Objects:
     def load(self, objects: Sequence[Object]) -> list[bool]:
         """Loads objects to their addresses. Returns which of them arrived; the memory of others
         may have been written, too."""
-        bad: set[int] = set()
+        arrived = [True] * len(objects)
         for space, batch in self._batches(objects, range(len(objects))):
-            if not self._load_all(space, objects, batch):
-                # One piece was evicted or is damaged. The other objects may still be stored.
-                for at, pieces in groupby(batch, key=itemgetter(0)):
-                    if not self._load_all(space, objects, list(pieces)):
-                        bad.add(at)
-        return [at not in bad for at in range(len(objects))]
+            for (at, _), is_there in zip(batch, self._load(space, objects, batch), strict=True):
+                arrived[at] &= is_there
+        return arrived
 
-    def _load_all(self, space: ripieno.Store, objects: Sequence[Object], batch: Batch) -> bool:
+    def _load(self, space: ripieno.Store, objects: Sequence[Object], batch: Batch) -> list[bool]:
+        """Loads pieces. Returns which of them arrived."""
         names = [objects[at].keys[number] for at, number in batch]
         try:
             with self._part() as part, space.load(names, list(part[: len(batch)])) as request:
-                if request.blocks < len(batch):
-                    return False
                 request.move_all()
-                for block, (at, number) in zip(part, batch, strict=False):
+                for block, (at, number) in compress(zip(part, batch, strict=False), request.found):
                     self._copy(objects[at], number, block, is_store=False)
-                return True
+                return request.found
         except ripieno.Error as error:
             self.failed(error)
-            return False
+        each = [list(pieces) for _, pieces in groupby(batch, key=itemgetter(0))]
+        if len(each) == 1:
+            return [False] * len(batch)
+        # One is damaged. The others may still arrive.
+        return [is_there for one in each for is_there in self._load(space, objects, one)]
 
     def _batches(
         self, objects: Sequence[Object], chosen: Iterable[int]
@@ -219,6 +239,12 @@ class Objects:
         elif type(error) not in self.told:
             self.told.add(type(error))
             self.logger.warning("ripieno: %s (further ones of this kind are not logged)", error)
+
+    def __enter__(self) -> Objects:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Releases the directory, or leaves the server."""

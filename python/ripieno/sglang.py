@@ -141,12 +141,8 @@ class RipienoHiCache(HiCacheStorage):
 
     def _prefix(self, pool: str, keys: Sequence[str]) -> int:
         """Returns how many leading keys are stored."""
-        pieces = [self._found(pool, key).keys for key in keys]
-        if not pieces:
-            return 0
-        space, _ = self._pool(pool)
-        found = self.objects.lookup(space, [key for each in pieces for key in each])
-        return found // len(pieces[0])
+        has = self.objects.are_stored([self._found(pool, key) for key in keys])
+        return [*has, False].index(False)
 
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
@@ -169,7 +165,7 @@ class RipienoHiCache(HiCacheStorage):
                 good = set(range(1, self._prefix(name, keys[:pages]) + 1))
             elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
                 tail = max(1, len(transfer.keys or ()))
-                has = [self.objects.has(self._found(name, key)) for key in keys]
+                has = self.objects.are_stored([self._found(name, key) for key in keys])
                 good = {n for n in lengths if all(has[max(0, n - tail) : n])}
             else:
                 # Groups of pages beside the KV pool's, which limit no hit: SGLang is told nothing.
@@ -222,7 +218,7 @@ class RipienoHiCache(HiCacheStorage):
         try:
             if not self.objects.dead:
                 self.objects.store(found)
-                return [self.objects.has(each) for each in found]
+                return self.objects.are_stored(found)
         except ripieno.Error as error:
             self.objects.failed(error)
         return [False] * len(keys)

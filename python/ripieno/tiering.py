@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 # Raises first if this is another version of vLLM.
@@ -196,17 +197,17 @@ class RipienoTier(SecondaryTierManager):
         logger.info("ripieno: hints of request %s: %s", req_context.req_id, answers)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        if self.dead or key in self.bad or not self._has(key):
+        if self.dead or key in self.bad or not self._are_stored([key])[0]:
             return LookupResult.MISS
         return LookupResult.HIT
 
-    def _has(self, key: OffloadKey) -> bool:
+    def _are_stored(self, keys: Sequence[OffloadKey]) -> list[bool]:
         try:
-            return bool(self.store.lookup(_digest(key)))
+            return self.store.are_stored([_digest(key) for key in keys])
         except ripieno.Error as error:
             # It would end vLLM's scheduler.
             self._failed(error)
-            return False
+            return [False] * len(keys)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         if not stores(job_metadata.req_context):
@@ -242,7 +243,7 @@ class RipienoTier(SecondaryTierManager):
     def _store(self, keys: list[OffloadKey], chunks: list[int]) -> tuple[list[OffloadKey], int]:
         if bad := [_digest(key) for key in keys if key in self.bad]:
             self.store.remove(bad)
-        found = [self._has(key) for key in keys]
+        found = self._are_stored(keys)
         new = [at for at, there in enumerate(found) if not there]
         stored = 0
         if new and not self.dead:
@@ -254,22 +255,18 @@ class RipienoTier(SecondaryTierManager):
         return there + [keys[at] for at in new[:stored]], stored
 
     def _load(self, keys: list[OffloadKey], chunks: list[int]) -> tuple[list[OffloadKey], int]:
-        if self._load_all(keys, chunks):
-            return keys, len(keys)
-        # One was evicted or is damaged. The others may still be stored.
-        pairs = zip(keys, chunks, strict=True)
-        done = [key for key, chunk in pairs if self._load_all([key], [chunk])]
-        return done, len(done)
-
-    def _load_all(self, keys: Sequence[OffloadKey], chunks: Sequence[int]) -> bool:
+        done: list[OffloadKey] = []
         try:
             with self.store.load([_digest(key) for key in keys], chunks) as request:
-                if request.blocks == len(keys):
-                    request.move_all()
-                    return True
+                request.move_all()
+                done += compress(keys, request.found)
         except ripieno.Error as error:
             self._failed(error)
-        return False
+            if len(keys) > 1:
+                # One is damaged. The others may still be stored.
+                for key, chunk in zip(keys, chunks, strict=True):
+                    done += self._load([key], [chunk])[0]
+        return done, len(done)
 
     def get_finished_jobs(self) -> Iterator[JobResult]:
         declined, self.declined = self.declined, []
@@ -299,7 +296,7 @@ class RipienoTier(SecondaryTierManager):
             dropped = []
         removed = [self.known.pop(key) for key in dropped if key in self.known]
         # A chunk may have been stored again since.
-        gone = [key for key in removed if not self._has(key)]
+        gone = [key for key, has in zip(removed, self._are_stored(removed), strict=True) if not has]
         self.known |= {_digest(key): key for key in removed if key not in gone}
         events, self.events = self.events, []
         return [*events, self._event(gone, removed=True)] if gone else events

@@ -172,18 +172,10 @@ impl Catalog {
         self.read(|catalog| catalog.lookup(NamespaceId(namespace), &keys))
     }
 
-    /// Returns a byte for each key: 1 if it is stored, else 0. Has no side effects, and never
-    /// blocks.
-    fn are_stored<'py>(
-        &self,
-        py: Python<'py>,
-        namespace: u32,
-        keys: &Bound<'_, PyAny>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    /// Returns, for each key, True if it is stored. Has no side effects, and never blocks.
+    fn are_stored(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
         let keys = arguments::keys(keys)?;
-        let found = self.read(|catalog| catalog.are_stored(NamespaceId(namespace), &keys))?;
-        let flags: Vec<u8> = found.into_iter().map(u8::from).collect();
-        Ok(PyBytes::new(py, &flags))
+        self.read(|catalog| catalog.are_stored(NamespaceId(namespace), &keys))
     }
 
     /// Returns the files of the longest stored prefix of the keys, for Plane.prefetch. Takes no

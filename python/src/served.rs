@@ -137,17 +137,18 @@ impl ServedCatalog {
         self.ask(py, |it| it.client.peek(SpaceId(namespace), &keys))
     }
 
-    /// Returns a byte for each key: 1 if it is stored on all ranks, else 0.
-    fn are_stored<'py>(
+    /// Returns, for each key, True if it is stored on all ranks.
+    fn are_stored(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         namespace: usize,
         keys: &Bound<'_, PyAny>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    ) -> PyResult<Vec<bool>> {
         let keys = arguments::keys(keys)?;
-        let mut flags = self.ask(py, |it| it.client.are_stored(SpaceId(namespace), &keys))?;
-        flags.resize(keys.len(), 0);
-        Ok(PyBytes::new(py, &flags))
+        let mut found = self.ask(py, |it| it.client.are_stored(SpaceId(namespace), &keys))?;
+        // While the server is away.
+        found.resize(keys.len(), false);
+        Ok(found)
     }
 
     /// Looks up the longest stored prefix of the keys, and references it until it is released.

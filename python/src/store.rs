@@ -7,11 +7,11 @@ use pyo3::{
     types::{PyBytes, PyDict, PyTuple},
 };
 use ripieno_serve::{Client, RemoteStore};
-use ripieno_stack::{Builder, KvPrefix, KvRequest, KvStore, Own, OwnStore, StackError};
+use ripieno_stack::{Builder, Fetched, KvPrefix, KvRequest, KvStore, Own, OwnStore, StackError};
 
 use crate::{
     arguments::{self, OrRaise as _, unpoisoned},
-    error::{closed, invalid},
+    error::closed,
     events,
 };
 
@@ -39,6 +39,9 @@ pub struct Request {
     /// Number of blocks that it covers.
     #[pyo3(get)]
     blocks: usize,
+    /// Of a load, for each key: True if it is stored, and its block is loaded.
+    #[pyo3(get)]
+    found: Vec<bool>,
 }
 
 /// The longest stored prefix of some keys: its blocks are not evicted before end().
@@ -74,11 +77,11 @@ impl Store {
     fn request(
         &self,
         py: Python<'_>,
-        make: impl Send + FnOnce(&dyn KvStore) -> Result<Box<dyn KvRequest>, StackError>,
+        make: impl Send + FnOnce(&dyn KvStore) -> Result<Fetched, StackError>,
     ) -> PyResult<Request> {
-        let request = self.with(py, make)?;
+        let (request, found) = self.with(py, make)?;
         let (blocks, layers) = (request.accepted(), self.layers);
-        Ok(Request { request: Own::new(RwLock::new(Some(request))), layers, blocks })
+        Ok(Request { request: Own::new(RwLock::new(Some(request))), layers, blocks, found })
     }
 }
 
@@ -147,6 +150,12 @@ impl Store {
         self.with(py, |store| store.peek(&keys))
     }
 
+    /// Returns, for each key, True if it is stored. Like lookup().
+    fn are_stored(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
+        let keys = arguments::keys(keys)?;
+        self.with(py, |store| store.are_stored(&keys))
+    }
+
     /// Starts reading the longest stored prefix of the keys into the memory of dram, except
     /// blocks already there; a load that follows copies them from there. They are held for it for
     /// `within` seconds, and are ordinary blocks after that. Returns how many leading blocks are
@@ -168,14 +177,11 @@ impl Store {
         Ok(Held { prefix: Own::new(RwLock::new(Some(prefix))), blocks })
     }
 
-    /// Loads the longest stored prefix of the keys into the leading ones of these blocks. The
-    /// request has their number, and moves them.
+    /// Loads those of the keys that are stored, each into its block: the request says which, in
+    /// found, and moves them. An engine that needs only a prefix passes the keys that lookup()
+    /// finds.
     fn load(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, blocks: Vec<u32>) -> PyResult<Request> {
         let (keys, blocks) = (arguments::keys(keys)?, arguments::blocks(blocks));
-        if keys.len() != blocks.len() {
-            let (keys, blocks) = (keys.len(), blocks.len());
-            return Err(invalid(format!("{keys} keys and {blocks} blocks; give one for each")));
-        }
         self.request(py, |store| store.fetch(&keys, &blocks))
     }
 
@@ -188,7 +194,7 @@ impl Store {
         blocks: Vec<u32>,
     ) -> PyResult<Request> {
         let (keys, blocks) = (arguments::keys(keys)?, arguments::blocks(blocks));
-        self.request(py, |store| store.store(&keys, &blocks))
+        self.request(py, |store| Ok((store.store(&keys, &blocks)?, Vec::new())))
     }
 
     /// Same as Catalog.pin(), until the store is closed at most.

@@ -332,6 +332,7 @@ ARGUMENTS = {
     ripieno.Store: {
         "within": (ripieno.Namespace(),),
         "lookup": (keys(0),),
+        "are_stored": (keys(0),),
         "prefetch": (keys(0),),
         "hold": (keys(0),),
         "load": (keys(0), [0]),
@@ -411,8 +412,8 @@ for own, served in [
     ARGUMENTS[served] = {name: given for name, given in methods if hasattr(served, name)}
 RELEASES = {"close", "end"}
 """Methods that have nothing left to do for a closed handle, and raise nothing."""
-PLAIN = {"blocks", "connect"}
-"""Attributes that are the handle's own number, or make another handle."""
+PLAIN = {"blocks", "found", "connect"}
+"""Attributes that are the handle's own values, or make another handle."""
 
 
 def refusals(handles, why):

@@ -105,7 +105,7 @@ def test_engines_share_what_they_store(server):
     assert other.load(KEYS) == 4
     assert other.store(KEYS) == (6, 2)
     assert one.load(KEYS) == 6
-    assert one.catalog.are_stored(one.space, [KEYS[5], key(99)]) == b"\1\0"
+    assert one.catalog.are_stored(one.space, [KEYS[5], key(99)]) == [True, False]
     assert one.catalog.stats().stored == 6 * RANKS
     assert one.catalog.usage(one.space).stored == 6
     # On both ranks; one pin of each engine.

@@ -72,7 +72,7 @@ def test_bytes_survive(tmp_path, pacing):
         assert store.lookup(keys(1, 2, 3, 4)) == 3
         assert store.lookup(b"".join(keys(1, 2))) == 2
         with store.load(keys(1, 2, 3, 4), [9, 0, 15, 1]) as request:
-            assert request.blocks == 3
+            assert (request.blocks, request.found) == (3, [True, True, True, False])
             for layer in range(SHAPE.layers):
                 request.start(layer)
             for layer in range(SHAPE.layers):
@@ -81,6 +81,22 @@ def test_bytes_survive(tmp_path, pacing):
         assert not kv[:, 1].any(), "nothing was stored for it"
         assert store.stats()["hit_tokens_total"] == 3 * SHAPE.block_tokens
         assert store.usage().stored == 3
+
+
+def test_a_key_that_is_not_stored_hides_none_behind_it(tmp_path):
+    kv = random()
+    sent = kv.copy()
+    with ripieno.Store(
+        tmp_path / "s", SHAPE, ripieno.Pool.contiguous(kv, SHAPE), capacity=CAPACITY
+    ) as store:
+        save(store, keys(1, 3), [4, 6])
+        assert store.are_stored(keys(1, 2, 3, 4)) == [True, False, True, False]
+        assert store.lookup(keys(1, 2, 3, 4)) == 1
+        with store.load(keys(1, 2, 3, 4), [9, 0, 15, 1]) as request:
+            assert (request.blocks, request.found) == (2, [True, False, True, False])
+            request.move_all()
+        assert (kv[:, [9, 15]] == sent[:, [4, 6]]).all()
+        assert (kv[:, [0, 1]] == sent[:, [0, 1]]).all(), "nothing was stored for them"
 
 
 def test_sizes_are_bytes_or_text(tmp_path):
@@ -228,7 +244,7 @@ def test_errors_say_what_to_do(tmp_path):
     with ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=CAPACITY) as store:
         with pytest.raises(ripieno.InvalidError, match="a key of 3 bytes"):
             store.lookup([b"abc"])
-        with pytest.raises(ValueError, match="1 keys and 2 blocks"):
+        with pytest.raises(ValueError, match="2 blocks were given for 1 keys; give one for each"):
             store.load(keys(1), [1, 2])
         with pytest.raises(ripieno.InvalidError, match="block 99 was given"):
             store.store(keys(1), [99])
@@ -238,8 +254,18 @@ def test_errors_say_what_to_do(tmp_path):
             with pytest.raises(ripieno.InvalidError, match="not in flight"):
                 request.wait(0)
     other = ripieno.Shape(layers=3, segments=2, object_bytes=8192, block_tokens=16)
-    with pytest.raises(ripieno.DamagedError):
-        ripieno.Store(tmp_path / "s", other, ripieno.Pool.contiguous(memory(), other))
+    shapes = r"another shape \(3 layers x 2 segments, objects of 4096 .* given: 3 layers x 2 .* 8192"
+    with pytest.raises(ripieno.DamagedError, match=shapes):
+        ripieno.Store(tmp_path / "s", other, ripieno.Pool.contiguous(memory().reshape(-1), other))
+    with pytest.raises(ripieno.InvalidError, match=r"^pool: with 3 layers x .*, the last of its 16 "):
+        ripieno.Store(tmp_path / "s", other, pool)
+    for array in (memory().swapaxes(0, 1).copy(), memory()[:3], memory()[:, :, :512].copy()):
+        with pytest.raises(ripieno.InvalidError, match=r"^an array of shape .*the 6 rows .* 4096 by"):
+            ripieno.Pool.contiguous(array, SHAPE)
+    for wide in (memory().view(numpy.uint64), memory().reshape(3, 2, BLOCKS, 16, 256)):
+        assert ripieno.Pool.contiguous(wide, SHAPE).blocks == BLOCKS
+    with pytest.raises(ripieno.InvalidError, match="^shape: layers is 0; give 1 or more"):
+        ripieno.Shape(layers=0, segments=2, object_bytes=8192, block_tokens=16)
     with pytest.raises(ripieno.InvalidError, match="give a larger one"):
         ripieno.Pool.contiguous(bytearray(9), SHAPE)
     with pytest.raises(ripieno.InvalidError, match="read-only"):
@@ -296,9 +322,9 @@ def test_memory_is_kept_until_it_was_closed(tmp_path):
     assert alive() is None
 
 
-def run_the_readme(path, monkeypatch, examples):
+def run_the_page(page, path, monkeypatch, examples):
     monkeypatch.chdir(path)
-    text = pathlib.Path(__file__).parent.parent.joinpath("README.md").read_text()
+    text = pathlib.Path(__file__).parents[1].joinpath(page).read_text()
     codes = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(codes) == 2
     names = {}
@@ -307,9 +333,13 @@ def run_the_readme(path, monkeypatch, examples):
 
 
 def test_the_readme_works(tmp_path, monkeypatch):
-    run_the_readme(tmp_path, monkeypatch, 1)
+    run_the_page("README.md", tmp_path, monkeypatch, 1)
+
+
+def test_the_page_about_objects_works(tmp_path, monkeypatch):
+    run_the_page("../docs/start/objects.md", tmp_path, monkeypatch, 2)
 
 
 def test_the_readme_works_with_torch(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
-    run_the_readme(tmp_path, monkeypatch, 2)
+    run_the_page("README.md", tmp_path, monkeypatch, 2)

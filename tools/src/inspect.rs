@@ -213,14 +213,7 @@ fn text(survey: &Survey) -> String {
         let (layout, shape) = (found.layout, found.layout.shape);
         let ranks = format!("rank {} of {}, {:?}", found.rank, found.ranks, found.state);
         rows.push(row("store", found.store, ranks.to_lowercase()));
-        let objects = format!(
-            "{} layers x {} segments, objects of {} bytes, {} tokens a block, {} checksums a file",
-            shape.layers,
-            shape.segments,
-            shape.object_bytes,
-            shape.block_tokens,
-            layout.words_per_file
-        );
+        let objects = format!("{shape}, {} checksums a file", layout.words_per_file);
         rows.push(row("files", grouped(layout.files.into()), objects));
         if let Some(data) = found.data {
             let group =

@@ -87,8 +87,8 @@ fn another_store_than_the_one_that_is_there_is_refused() {
         ("--devices 3", "the store has 2"),
         ("--lba 512", "the store has 4096"),
         ("--capacity 99MiB", "a store keeps its size"),
-        ("--block-tokens 64", "the store was formatted for"),
-        ("--model llama-3-8b --requests 1 --capacity 64MiB", "the store was formatted for"),
+        ("--block-tokens 64", "blocks of another shape ("),
+        ("--model llama-3-8b --requests 1 --capacity 64MiB", "blocks of another shape ("),
     ] {
         refused(place.path(), line, wanted);
     }

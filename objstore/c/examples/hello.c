@@ -21,7 +21,8 @@ int main(int count, char **words) {
     check(ripieno_open(&config, &store));
     uint8_t key[RIPIENO_KEY_BYTES] = { 7 }; // an engine has a digest of the tokens here
     uint32_t block = 5;
-    size_t found, accepted;
+    bool found;
+    size_t accepted;
     check(ripieno_load(store, key, &block, 1, &found));
     for (int at = 0; at < LAYERS * SEGMENTS * OBJECT; at++) {
         unsigned char *byte = &kv[at / OBJECT][block][at % OBJECT];

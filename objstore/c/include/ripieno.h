@@ -330,6 +330,17 @@ ripieno_status ripieno_peek(const ripieno_store *store,
                             size_t count,
                             size_t *found);
 
+// Reports for each key if it is stored now; like ripieno_peek without effect.
+//
+// keys: see ripieno_peek.
+// stored: count entries.
+//
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+ripieno_status ripieno_are_stored(const ripieno_store *store,
+                                  const uint8_t *keys,
+                                  size_t count,
+                                  bool *stored);
+
 // Finds the longest stored run of leading keys, which may be empty. Does not wait for I/O. Release
 // the prefix with ripieno_prefix_release.
 //
@@ -434,11 +445,13 @@ ripieno_status ripieno_set_weight(const ripieno_store *store, uint32_t weight);
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_sync(const ripieno_store *store);
 
-// Retrieves the longest stored run of leading keys into the leading ones of blocks, and returns
-// when it has arrived. found: the number of its blocks, which may be 0.
+// Retrieves those keys that are stored, each into its block, and returns when they have arrived.
+// The other blocks are not written to. An engine that needs only a prefix passes the keys that
+// ripieno_peek finds.
 //
 // keys: count keys, see ripieno_peek.
 // blocks: count different blocks of the pool. After a failure their contents are undefined.
+// found: count entries; true for a key that was found.
 //
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_IO,
 // RIPIENO_STATUS_STALE, RIPIENO_STATUS_FAILED.
@@ -446,7 +459,7 @@ ripieno_status ripieno_load(const ripieno_store *store,
                             const uint8_t *keys,
                             const uint32_t *blocks,
                             size_t count,
-                            size_t *found);
+                            bool *found);
 
 // Stores blocks under keys, and returns when they are durable and lookups find them.
 //

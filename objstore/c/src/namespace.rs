@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use nvme_driver::Nanos;
 use objstore::{BlockKey, Outcome, PinAnswer};
+use ripieno_stack::{KvStore, StackError};
 use sha2::{Digest, Sha256};
 
 use crate::{
     config::array,
-    place::{Opened, Prefix, Store},
+    place::{Prefix, Store},
     status::{Failure, Status, guard},
-    store::{handle, made, output},
+    store::{handle, made, output, outputs},
 };
 
 /// Bytes of a key.
@@ -63,12 +64,28 @@ pub unsafe extern "C" fn ripieno_peek(
     count: usize,
     found: *mut usize,
 ) -> Status {
+    // SAFETY: as the header requires.
+    unsafe { about(store, keys, count, found, |store, keys| store.peek(keys)) }
+}
+
+/// Reports for each key if it is stored now; like ripieno_peek without effect.
+///
+/// keys: see ripieno_peek.
+/// stored: count entries.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_are_stored(
+    store: *const Store,
+    keys: *const u8,
+    count: usize,
+    stored: *mut bool,
+) -> Status {
     guard(|| {
         // SAFETY: as the header requires.
-        let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
+        let (store, keys) = unsafe { (handle(store, "store")?, self::keys(keys, count)?) };
         // SAFETY: as above.
-        *to = store.store.peek(&unsafe { self::keys(keys, count)? })?;
-        Ok(())
+        unsafe { outputs(stored, "stored", || Ok(store.store.are_stored(&keys)?)) }
     })
 }
 
@@ -113,14 +130,9 @@ pub unsafe extern "C" fn ripieno_prefetch(
     within_ms: u32,
     found: *mut usize,
 ) -> Status {
-    guard(|| {
-        // SAFETY: as the header requires.
-        let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
-        // SAFETY: as above.
-        let keys = unsafe { self::keys(keys, count)? };
-        *to = store.store.prefetch(&keys, Nanos::from_millis(within_ms.into()))?;
-        Ok(())
-    })
+    let within = Nanos::from_millis(within_ms.into());
+    // SAFETY: as the header requires.
+    unsafe { about(store, keys, count, found, |store, keys| store.prefetch(keys, within)) }
 }
 
 /// Returns the number of blocks found; 0 for null, and in a forked process.
@@ -142,22 +154,22 @@ pub unsafe extern "C" fn ripieno_prefix_release(prefix: *mut Prefix) {
     });
 }
 
-/// Applies a change to the blocks of some keys, and returns the number of blocks found.
+/// Makes a call about some keys, which returns the number of blocks found.
 ///
 /// # Safety
 /// Same as the exported function that calls it.
-unsafe fn change(
+unsafe fn about<T>(
     store: *const Store,
     keys: *const u8,
     count: usize,
-    found: *mut u32,
-    act: impl FnOnce(&Opened, &[BlockKey]) -> Result<u32, Failure>,
+    found: *mut T,
+    act: impl FnOnce(&dyn KvStore, &[BlockKey]) -> Result<T, StackError>,
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: the caller's contract.
-        *to = act(store, &unsafe { self::keys(keys, count)? })?;
+        *to = act(&*store.store, &unsafe { self::keys(keys, count)? })?;
         Ok(())
     })
 }
@@ -228,7 +240,7 @@ pub unsafe extern "C" fn ripieno_remove(
     found: *mut u32,
 ) -> Status {
     // SAFETY: as the header requires.
-    unsafe { change(store, keys, count, found, |store, keys| Ok(store.store.remove(keys)?)) }
+    unsafe { about(store, keys, count, found, |store, keys| store.remove(keys)) }
 }
 
 /// Drops all blocks of the namespace, including pinned ones and those in use.

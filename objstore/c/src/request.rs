@@ -9,7 +9,7 @@ use crate::{
     namespace::keys,
     place::{Prefix, Request, Store},
     status::{Failure, Status, guard},
-    store::{handle, made, output, taken},
+    store::{handle, made, output, outputs, taken},
 };
 
 /// Returns a caller's block numbers.
@@ -21,11 +21,13 @@ unsafe fn blocks(from: *const u32, count: usize) -> Result<Vec<BlockId>, Failure
     Ok(unsafe { array(from, count, "blocks")? }.iter().copied().map(BlockId).collect())
 }
 
-/// Retrieves the longest stored run of leading keys into the leading ones of blocks, and returns
-/// when it has arrived. found: the number of its blocks, which may be 0.
+/// Retrieves those keys that are stored, each into its block, and returns when they have arrived.
+/// The other blocks are not written to. An engine that needs only a prefix passes the keys that
+/// ripieno_peek finds.
 ///
 /// keys: count keys, see ripieno_peek.
 /// blocks: count different blocks of the pool. After a failure their contents are undefined.
+/// found: count entries; true for a key that was found.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_IO,
 /// RIPIENO_STATUS_STALE, RIPIENO_STATUS_FAILED.
@@ -35,15 +37,15 @@ pub unsafe extern "C" fn ripieno_load(
     keys: *const u8,
     blocks: *const u32,
     count: usize,
-    found: *mut usize,
+    found: *mut bool,
 ) -> Status {
     guard(|| {
         // SAFETY: as the header requires.
-        let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
+        let store = unsafe { handle(store, "store")? };
         // SAFETY: as above.
         let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
-        *to = store.store.load(&keys, &blocks)?;
-        Ok(())
+        // SAFETY: as above.
+        unsafe { outputs(found, "found", || Ok(store.store.load(&keys, &blocks)?)) }
     })
 }
 

@@ -54,6 +54,23 @@ pub(crate) unsafe fn output<'a, T>(to: *mut T, name: &str) -> Result<&'a mut T, 
     unsafe { to.as_mut() }.ok_or_else(|| Failure::invalid(format!("{name}: it is null")))
 }
 
+/// Writes results to a caller's array, unless it is null.
+///
+/// # Safety
+/// `to` must be null, or writable for all of them.
+pub(crate) unsafe fn outputs<T: Copy>(
+    to: *mut T,
+    name: &str,
+    results: impl FnOnce() -> Result<Vec<T>, Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's contract.
+    unsafe { output(to, name)? };
+    let results = results()?;
+    // SAFETY: as above, and not null.
+    unsafe { to.copy_from_nonoverlapping(results.as_ptr(), results.len()) };
+    Ok(())
+}
+
 /// Opens a store, or connects to that of a server. With a capacity in the options, a missing or
 /// incomplete store is made first.
 ///

@@ -222,20 +222,33 @@ static void test_whole_blocks(ripieno_store *store) {
     unsigned char key[4 * RIPIENO_KEY_BYTES];
     uint32_t from[3] = { 0, 1, 2 }, to[4] = { 8, 9, 10, 11 }, far[1] = { BLOCKS };
     size_t moved;
+    uint32_t removed;
+    bool found[4] = { 0 };
     for (uint32_t at = 0; at < 3; at++) fill(2000 + at, from[at]);
     OK(ripieno_save(store, keys(2000, 3, key), from, 3, &moved));
     CHECK(moved == 3 && peek(store, 2000, 4) == 3);
     fill(0, 11);
-    OK(ripieno_load(store, keys(2000, 4, key), to, 4, &moved));
-    CHECK(moved == 3);
+    OK(ripieno_load(store, keys(2000, 4, key), to, 4, found));
+    CHECK(found[0] && found[1] && found[2] && !found[3]);
     for (uint32_t at = 0; at < 3; at++) compare(2000 + at, to[at]);
     compare(0, 11);
-    OK(ripieno_load(store, keys(3000, 1, key), to, 1, &moved));
-    CHECK(moved == 0);
+    OK(ripieno_load(store, keys(3000, 1, key), to, 1, found));
+    CHECK(!found[0]);
+    // A key that is not stored hides none behind it.
+    for (uint32_t at = 0; at < 3; at++) fill(0, to[at]);
+    OK(ripieno_remove(store, keys(2001, 1, key), 1, &removed));
+    OK(ripieno_are_stored(store, keys(2000, 4, key), 4, found));
+    CHECK(found[0] && !found[1] && found[2] && !found[3]);
+    memset(found, 1, sizeof found);
+    OK(ripieno_load(store, key, to, 4, found));
+    CHECK(found[0] && !found[1] && found[2] && !found[3]);
+    for (uint32_t at = 0; at < 3; at++) compare(at == 1 ? 0 : 2000 + at, to[at]);
     INVALID("24", ripieno_save(store, key, far, 1, &moved));
     INVALID("keys", ripieno_save(store, NULL, from, 1, &moved));
     INVALID("accepted: it is null", ripieno_save(store, key, from, 1, NULL));
-    INVALID("24", ripieno_load(store, keys(2000, 1, key), far, 1, &moved));
+    INVALID("24", ripieno_load(store, keys(2000, 1, key), far, 1, found));
+    INVALID("keys", ripieno_are_stored(store, NULL, 1, found));
+    INVALID("stored: it is null", ripieno_are_stored(store, key, 1, NULL));
     INVALID("found: it is null", ripieno_load(store, key, to, 1, NULL));
 }
 

@@ -156,7 +156,7 @@ static void test_fork(ripieno_store *store) {
     unsigned char key[8 * RIPIENO_KEY_BYTES], more[2 * RIPIENO_KEY_BYTES];
     uint32_t blocks[2] = { 16, 17 }, into[2] = { 18, 19 }, removed;
     size_t found;
-    bool done;
+    bool done, each[2];
     ripieno_prefix *prefix;
     ripieno_request *load, *save, *lost;
     OK(ripieno_lookup(store, keys(0, 2, key), 2, &prefix));
@@ -177,7 +177,8 @@ static void test_fork(ripieno_store *store) {
 #define FORKED(call) GIVES(RIPIENO_STATUS_FAILED, "fork", call)
         FORKED(ripieno_peek(store, key, 2, &found));
         FORKED(ripieno_lookup(store, key, 2, &prefix));
-        FORKED(ripieno_load(store, key, into, 2, &found));
+        FORKED(ripieno_are_stored(store, key, 2, each));
+        FORKED(ripieno_load(store, key, into, 2, each));
         FORKED(ripieno_save(store, key, into, 2, &found));
         FORKED(ripieno_prefetch(store, key, 2, 10, &found));
         FORKED(ripieno_within(store, &space, &other));

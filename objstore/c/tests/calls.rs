@@ -524,14 +524,17 @@ impl Engine {
     fn count(&self, store: u8, keys: Keys, what: u8, wrong: Wrong) {
         let (keys, mut size, mut number) = (keys.list(), 0, 0);
         let (list, count) = (bytes(&keys), keys.len());
+        let mut flags = vec![false; count.max(1)];
         let store = wrong.or_null(Wrong::HANDLE, self.store(store).0);
         let list = wrong.or_null(Wrong::KEYS, list.as_ptr());
         let to_size = wrong.or_null_mut(Wrong::OUTPUT, &raw mut size);
         let to_number = wrong.or_null_mut(Wrong::OUTPUT, &raw mut number);
+        let to_flags = wrong.or_null_mut(Wrong::OUTPUT, flags.as_mut_ptr());
         // SAFETY: as the header says; null where an argument is wrong.
         let is_done = done(unsafe {
-            match what % 4 {
+            match what % 5 {
                 0 => ripieno_peek(store, list, count, to_size),
+                4 => ripieno_are_stored(store, list, count, to_flags),
                 1 => ripieno_prefetch(store, list, count, 1000, to_size),
                 2 => {
                     let mut pin = 0;

@@ -93,7 +93,7 @@ static void test_open(void) {
     INVALID("F_SEAL_SHRINK", connect_with(unsealed, NULL, &store));
     INVALID("other memory", connect_with(one, another_file, &store));
     INVALID("pool", connect_with(one, far_rows, &store));
-    GIVES(RIPIENO_STATUS_DAMAGED, "block_tokens: 16", connect_with(one, other_shape, &store));
+    GIVES(RIPIENO_STATUS_DAMAGED, "16 tokens a block)", connect_with(one, other_shape, &store));
     GIVES(RIPIENO_STATUS_NOT_FOUND, "absent", connect_with(one, no_server, &store));
     CHECK(store == NULL && released == 8);
     released = 0;
@@ -150,11 +150,13 @@ static void test_sharing(ripieno_store *first, ripieno_store *second) {
     unsigned char key[8 * RIPIENO_KEY_BYTES];
     uint32_t blocks[8] = { 8, 9, 10, 11, 12, 13, 14, 15 };
     uint32_t removed;
-    size_t found;
+    bool each[8];
     pool = other.base;
-    OK(ripieno_load(second, keys(0, 8, key), blocks, 8, &found));
-    CHECK(found == 8);
-    for (uint32_t at = 0; at < 8; at++) compare(at, blocks[at]);
+    OK(ripieno_load(second, keys(0, 8, key), blocks, 8, each));
+    for (uint32_t at = 0; at < 8; at++) {
+        CHECK(each[at]);
+        compare(at, blocks[at]);
+    }
     CHECK(put(second, 100, 4, 0) == 4 && peek(first, 100, 4) == 4);
 
     ripieno_namespace space = tenant("second");
@@ -163,11 +165,19 @@ static void test_sharing(ripieno_store *first, ripieno_store *second) {
     CHECK(peek(apart, 0, 8) == 0 && put(apart, 0, 3, 0) == 3);
     OK(ripieno_remove(apart, keys(2, 2, key), 2, &removed));
     CHECK(removed == 1 && peek(apart, 0, 3) == 2);
+    CHECK(put(apart, 3, 1, 3) == 1);
+    OK(ripieno_are_stored(apart, keys(1, 4, key), 4, each));
+    CHECK(each[0] && !each[1] && each[2] && !each[3]);
+    fill(9, blocks[1]);
+    OK(ripieno_load(apart, key, blocks, 4, each));
+    CHECK(each[0] && !each[1] && each[2] && !each[3]);
+    for (uint32_t at = 0; at < 3; at++) compare(at == 1 ? 9 : 1 + at, blocks[at]);
+    OK(ripieno_remove(apart, keys(3, 1, key), 1, &removed));
     OK(ripieno_sync(apart));
     keys(0, 8, key);
     ripieno_usage usage = RIPIENO_USAGE_INIT;
     OK(ripieno_get_usage(apart, &usage));
-    CHECK(usage.stored == 2 && usage.committed == 3 && usage.quota == UINT32_MAX);
+    CHECK(usage.stored == 2 && usage.committed == 4 && usage.quota == UINT32_MAX);
     OK(ripieno_close(apart));
     CHECK(released == 0);
 
@@ -203,6 +213,7 @@ static void test_death(ripieno_store *store, pid_t server) {
     uint32_t blocks[8] = { 8, 9, 10, 11, 12, 13, 14, 15 };
     uint64_t events;
     size_t found;
+    bool each[8];
     ripieno_prefix *prefix;
     ripieno_request *request;
     OK(ripieno_lookup(store, keys(0, 8, key), 8, &prefix));
@@ -218,6 +229,7 @@ static void test_death(ripieno_store *store, pid_t server) {
     LOST(ripieno_layer_wait(request, 0));
     LOST(ripieno_layer_start(request, 1));
     LOST(ripieno_peek(store, key, 8, &found));
+    LOST(ripieno_are_stored(store, key, 8, each));
     LOST(ripieno_pin_for(store, key, 8, 60, &events, &found));
     LOST(ripieno_save(store, key, blocks, 8, &found));
     ripieno_request_end(request);
@@ -233,9 +245,11 @@ static void test_death(ripieno_store *store, pid_t server) {
         a_moment();
     }
     released = 0;
-    OK(ripieno_load(store, key, blocks, 8, &found));
-    CHECK(found == 8);
-    for (uint32_t at = 0; at < 8; at++) compare(at, blocks[at]);
+    OK(ripieno_load(store, key, blocks, 8, each));
+    for (uint32_t at = 0; at < 8; at++) {
+        CHECK(each[at]);
+        compare(at, blocks[at]);
+    }
     CHECK(peek(store, 100, 4) == 4);
     OK(ripieno_close(store));
     CHECK(released == 1);

@@ -1,6 +1,6 @@
 //! The shape of one KV block of a model.
 
-use std::ops::Range;
+use std::{fmt, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,17 @@ pub struct KvShape {
     pub object_bytes: u32,
     /// Tokens in a block. Only keys and reports use it.
     pub block_tokens: u32,
+}
+
+impl fmt::Display for KvShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { layers, segments, object_bytes, block_tokens } = self;
+        write!(
+            f,
+            "{layers} layers x {segments} segments, objects of {object_bytes} bytes, \
+             {block_tokens} tokens a block"
+        )
+    }
 }
 
 impl KvShape {

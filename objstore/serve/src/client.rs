@@ -434,7 +434,7 @@ fn same_shape(found: KvShape, asked: KvShape) -> Result<(), ServeError> {
     if found == asked {
         return Ok(());
     }
-    Err(ServeError::Shape { found: format!("{found:?}"), asked: format!("{asked:?}") })
+    Err(ServeError::Shape { found, asked })
 }
 
 /// Returns true if the other end has closed a connection on which no answer is due.

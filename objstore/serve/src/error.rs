@@ -3,6 +3,7 @@
 use std::{io, path::PathBuf};
 
 use nvme_driver::remedy;
+use objstore::KvShape;
 use ripieno_stack::StackError;
 use serde::{Deserialize, Serialize};
 
@@ -71,12 +72,15 @@ pub enum ServeError {
         why: String,
     },
     /// The server's store has blocks of another shape.
-    #[error("the server's store has blocks of {found}, and the engine's are {asked}; use another")]
+    #[error(
+        "the server's store has blocks of another shape ({found}), and this one was given: \
+         {asked}; give the server's, or use another server"
+    )]
     Shape {
         /// Shape of the store.
-        found: String,
+        found: KvShape,
         /// Shape of the engine.
-        asked: String,
+        asked: KvShape,
     },
     /// A prefix or request is of an earlier connection.
     #[error("it belongs to a connection that was lost; look the blocks up again")]

@@ -7,7 +7,7 @@ use objstore::{
     BlockId, BlockKey, CatalogCounts, Layer, Namespace, PinAnswer, Store, StoreError, StoreEvent,
     Usage,
 };
-use ripieno_stack::{ErrorKind, KvPrefix, KvRequest, KvStore, StackError};
+use ripieno_stack::{ErrorKind, Fetched, KvPrefix, KvRequest, KvStore, StackError};
 
 use crate::{
     client::{Client, Prefix, Request, SpaceId},
@@ -41,6 +41,10 @@ impl KvStore for RemoteStore {
         Ok(self.client.peek(self.space, keys)?)
     }
 
+    fn are_stored(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StackError> {
+        Ok(self.client.are_stored(self.space, keys)?)
+    }
+
     fn lookup(&self, keys: &[BlockKey]) -> Result<Box<dyn KvPrefix>, StackError> {
         Ok(Box::new(self.client.lookup(self.space, keys)?))
     }
@@ -64,15 +68,12 @@ impl KvStore for RemoteStore {
         Ok(Box::new(self.client.allocate(self.space, keys, blocks)?))
     }
 
-    fn fetch(
-        &self,
-        keys: &[BlockKey],
-        blocks: &[BlockId],
-    ) -> Result<Box<dyn KvRequest>, StackError> {
-        Ok(Box::new(self.client.fetch(self.space, keys, blocks, 0)?))
+    fn fetch(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<Fetched, StackError> {
+        let (request, found) = self.client.fetch(self.space, keys, blocks, 0)?;
+        Ok((Box::new(request), found))
     }
 
-    fn load(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<usize, StackError> {
+    fn load(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<Vec<bool>, StackError> {
         Ok(self.client.load(self.space, keys, blocks)?)
     }
 

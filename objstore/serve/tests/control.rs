@@ -149,7 +149,7 @@ fn prefetched_blocks_are_loaded_from_memory() {
     );
     let read = format!("dram_prefetched_bytes_total {}\n", 8 * FILE_BYTES);
     until("they are read", || store.ask("GET", "/metrics", "").1.contains(&read));
-    assert_eq!(store.client.load(space, &keys(0..8), &blocks(0, 8)).unwrap(), 8);
+    assert_eq!(store.client.load(space, &keys(0..8), &blocks(0, 8)).unwrap(), [true; 8]);
     for (key, block) in keys(0..8).iter().zip(blocks(0, 8)) {
         assert_eq!(store.client.read(block).unwrap(), bytes(*key));
     }
@@ -390,7 +390,7 @@ fn nothing_of_what_was_erased_is_on_the_media() {
     store.fill("mine", 0..12);
     assert_eq!(store.found(mine, 0..12), 12);
     let space = store.space("mine");
-    assert_eq!(store.client.load(space, &keys(0..12), &blocks(0, 12)).unwrap(), 12);
+    assert_eq!(store.client.load(space, &keys(0..12), &blocks(0, 12)).unwrap(), [true; 12]);
 }
 
 #[test]

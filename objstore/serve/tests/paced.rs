@@ -95,7 +95,7 @@ fn loads_go_before_the_saves_of_another_client() {
     for (key, block) in keys(STORED).iter().zip(blocks(0, 8)) {
         assert!(loader.read(block).unwrap() == bytes(*key), "wrong bytes in block {block}");
     }
-    assert_eq!(loader.load(space(&loader), &keys(10..26), &blocks(0, 16)).unwrap(), 16);
+    assert_eq!(loader.load(space(&loader), &keys(10..26), &blocks(0, 16)).unwrap(), [true; 16]);
     for (key, block) in keys(10..26).iter().zip(blocks(0, 16)) {
         assert!(loader.read(block).unwrap() == bytes(*key), "wrong bytes in block {block}");
     }

@@ -15,11 +15,12 @@ use std::{
 
 use objstore::{BlockId, BlockKey, KvShape, Layer, Namespace};
 use ripieno_serve::{
-    Client, Control, ControlAddress, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
+    Client, Control, ControlAddress, PoolLayout, RefusalKind, RemoteStore, ServeError, Server,
+    ServerOptions,
     control::Status,
     protocol::{Answer, Bytes, Call, Keys},
 };
-use ripieno_stack::{Builder, StackConfig, StackError};
+use ripieno_stack::{Builder, ErrorKind, KvStore as _, StackConfig, StackError};
 use ripieno_testkit::{blocks, keys, pattern, until};
 use tempfile::TempDir;
 
@@ -47,10 +48,10 @@ fn found(client: &Client, label: &str, keys: &[BlockKey]) -> usize {
     let space = client.namespace(&space(label)).unwrap();
     let to = blocks(8, keys.len());
     let found = client.load(space, keys, &to).unwrap();
-    for (key, block) in keys.iter().zip(&to).take(found) {
+    for ((key, block), _) in keys.iter().zip(&to).zip(&found).filter(|(_, is_found)| **is_found) {
         assert!(client.read(*block).unwrap() == bytes(*key), "wrong bytes in block {block}");
     }
-    found
+    found.into_iter().filter(|is_found| *is_found).count()
 }
 
 #[test]
@@ -68,6 +69,31 @@ fn clients_share_a_namespace_and_are_apart_in_others() {
     let rig = Rig::on(rig.close());
     assert_eq!(found(&rig.client(), "shared", &keys), 6);
     assert_eq!(rig.status().refused_calls, 0);
+}
+
+#[test]
+fn a_key_that_is_not_stored_hides_none_behind_it() {
+    let rig = Rig::new();
+    let client = rig.client();
+    store(&client, "gaps", &[keys(0..1), keys(2..4)].concat());
+    let (space, keys) = (client.namespace(&space("gaps")).unwrap(), keys(0..5));
+    let stored = [true, false, true, true, false];
+    assert_eq!(client.are_stored(space, &keys).unwrap(), stored);
+    let old = bytes(keys[1]);
+    (8..13).for_each(|block| client.write(BlockId(block), &old).unwrap());
+    assert_eq!(client.load(space, &keys, &blocks(8, 5)).unwrap(), stored);
+    for (at, block) in blocks(8, 5).into_iter().enumerate() {
+        let expected = if stored[at] { bytes(keys[at]) } else { old.clone() };
+        assert!(client.read(block).unwrap() == expected, "block {block}");
+    }
+    let store = RemoteStore::new(client, &self::space("gaps")).unwrap();
+    assert_eq!(store.are_stored(&keys).unwrap(), stored);
+    let (request, found) = store.fetch(&keys, &blocks(8, 5)).unwrap();
+    assert_eq!((request.accepted(), &*found), (3, &stored[..]));
+    let error = store.fetch(&keys, &blocks(8, 4)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    drop((request, store));
+    assert_eq!(rig.status().files_referenced, 0);
 }
 
 #[test]
@@ -95,7 +121,7 @@ fn threads_of_a_client_do_not_wait_for_each_other() {
                     }
                     assert_eq!(client.save(space, &keys, &block).unwrap(), 2);
                     let to = blocks(4 * at + 2, 2);
-                    assert_eq!(client.load(space, &keys, &to).unwrap(), 2);
+                    assert_eq!(client.load(space, &keys, &to).unwrap(), [true; 2]);
                     for (key, block) in keys.iter().zip(to) {
                         assert!(client.read(block).unwrap() == bytes(*key));
                     }
@@ -180,9 +206,9 @@ fn a_pool_that_does_not_fit_its_memory_is_refused() {
         PoolLayout { rows, ..whole.clone() }
     };
     for (wrong, why) in [
-        (PoolLayout { blocks: 17, ..whole.clone() }, "outside"),
+        (PoolLayout { blocks: 17, ..whole.clone() }, "the last of its 17 blocks"),
         (PoolLayout { blocks: 0, ..whole.clone() }, "at least one block"),
-        (PoolLayout { blocks: u32::MAX, ..whole.clone() }, "outside"),
+        (PoolLayout { blocks: u32::MAX, ..whole.clone() }, "objects of"),
         (PoolLayout { block_stride: u64::MAX, ..whole.clone() }, ""),
         (PoolLayout { block_stride: 4094, ..whole.clone() }, "stride"),
         (PoolLayout { block_stride: 0, ..whole.clone() }, "stride"),
@@ -202,7 +228,7 @@ fn a_pool_that_does_not_fit_its_memory_is_refused() {
     assert_eq!(kind(large), RefusalKind::Argument);
     let other = KvShape { layers: 2, ..SHAPE };
     let error = Client::connect(rig.socket(), other, 16).unwrap_err();
-    assert!(matches!(error, ServeError::Shape { .. }), "{error}");
+    assert!(error.to_string().contains("given: 2 layers x "), "{error}");
     let status = rig.settled();
     assert_eq!((status.sessions.len(), status.refused_calls), (0, 12));
 }
@@ -341,7 +367,7 @@ fn a_client_holds_so_many_positions() {
     let found = client.lookup(space, &copies).unwrap();
     assert!((1 << 15..1 << 16).contains(&found.len()), "{}", found.len());
     assert_eq!(client.peek(space, &copies).unwrap(), found.len());
-    assert_eq!(client.are_stored(space, &copies).unwrap(), vec![1; found.len()]);
+    assert_eq!(client.are_stored(space, &copies).unwrap(), vec![true; copies.len()]);
     assert!(client.reserve(space, &copies[..1]).unwrap().positions().is_empty());
 }
 

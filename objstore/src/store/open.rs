@@ -418,14 +418,6 @@ impl Store {
 }
 
 impl StoreDevice {
-    /// Returns the controller.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::Failed`] if something else still shares it.
-    pub fn into_controller(self) -> Result<Controller, StoreError> {
-        unshare(self.controller).map(|(controller, _)| controller)
-    }
-
     /// Returns the device with its whole region as data, for a [`crate::RawRing`].
     ///
     /// # Errors

@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = Builder::new(config, shape).open()?;
     // An engine has a digest of the tokens here, and its own memory.
     let (key, block) = (BlockKey([7; 32]), BlockId(0));
-    if store.load(&[key], &[block])? == 1 {
+    if store.load(&[key], &[block])? == [true] {
         println!("found: {:#x}", store.read(block)?[0]);
     } else {
         store.write(block, &vec![0xAB; shape.block_bytes() as usize])?;

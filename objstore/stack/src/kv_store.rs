@@ -15,6 +15,7 @@ use objstore::{
 
 use crate::{
     error::StackError,
+    found::KvPrefix,
     metrics::{SampleValue, samples},
     request::Request,
     stack::Stack,
@@ -29,6 +30,9 @@ pub trait KvStore: Debug + Send + Sync {
 
     /// Returns how many leading keys are stored now.
     fn peek(&self, keys: &[BlockKey]) -> Result<usize, StackError>;
+
+    /// Returns, for each key, if it is stored now.
+    fn are_stored(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StackError>;
 
     /// Returns the longest stored run of leading keys.
     fn lookup(&self, keys: &[BlockKey]) -> Result<Box<dyn KvPrefix>, StackError>;
@@ -48,22 +52,15 @@ pub trait KvStore: Debug + Send + Sync {
         blocks: &[BlockId],
     ) -> Result<Box<dyn KvRequest>, StackError>;
 
-    /// Prepares to load the longest stored prefix of the keys into leading ones of these blocks.
-    fn fetch(
-        &self,
-        keys: &[BlockKey],
-        blocks: &[BlockId],
-    ) -> Result<Box<dyn KvRequest>, StackError> {
-        let prefix = self.lookup(&keys[..keys.len().min(blocks.len())])?;
-        self.retrieve(&*prefix, 0, &blocks[..prefix.blocks()])
-    }
+    /// Prepares to load those of the keys that are stored ([`crate::find`]), each into its block.
+    /// Returns which they are.
+    fn fetch(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<Fetched, StackError>;
 
-    /// Loads the longest stored prefix of the keys into the leading ones of these blocks, and
-    /// returns its length.
-    fn load(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<usize, StackError> {
-        let request = self.fetch(keys, blocks)?;
+    /// Loads those of the keys that are stored, each into its block. Returns which they are.
+    fn load(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<Vec<bool>, StackError> {
+        let (request, found) = self.fetch(keys, blocks)?;
         request.move_all()?;
-        Ok(request.accepted())
+        Ok(found)
     }
 
     /// Stores blocks under keys, as many leading ones as there is room for, and returns their
@@ -124,12 +121,6 @@ pub trait KvStore: Debug + Send + Sync {
     fn close(&self) -> Result<(), StackError>;
 }
 
-/// Stored blocks that a lookup found. They stay stored until this is dropped.
-pub trait KvPrefix: Any + Debug + Send + Sync {
-    /// Returns the number of blocks found.
-    fn blocks(&self) -> usize;
-}
-
 /// A retrieval or storing of blocks, layer by layer. Dropping it waits for its layers in flight,
 /// and frees what was not committed. Errors are the ones of [`Request`], or of a server.
 #[expect(clippy::missing_errors_doc, reason = "they are above")]
@@ -153,6 +144,9 @@ pub trait KvRequest: Debug + Send + Sync {
     /// lookups find now.
     fn commit(self: Box<Self>) -> Result<usize, StackError>;
 }
+
+/// A request that loads, and for each of its keys if it is stored.
+pub type Fetched = (Box<dyn KvRequest>, Vec<bool>);
 
 /// A store that its handles and prefixes keep open, until it is closed.
 type Open = Arc<RwLock<Option<Stack>>>;
@@ -193,6 +187,10 @@ impl KvStore for OwnStore {
         Ok(self.open()?.peek(keys))
     }
 
+    fn are_stored(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StackError> {
+        Ok(self.open()?.are_stored(keys)?)
+    }
+
     fn lookup(&self, keys: &[BlockKey]) -> Result<Box<dyn KvPrefix>, StackError> {
         let part = self.open()?.lookup(keys)?;
         Ok(Box::new(OwnPart { blocks: part.len(), part, open: self.open.clone() }))
@@ -218,6 +216,12 @@ impl KvStore for OwnStore {
         let part = Request::store(self.open()?, keys, blocks)?;
         let blocks = part.accepted().map_or(0, |(accepted, _)| accepted);
         Ok(Box::new(OwnPart { part, blocks, open: self.open.clone() }))
+    }
+
+    fn fetch(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<Fetched, StackError> {
+        let (part, found) = Request::fetch(self.open()?, keys, blocks)?;
+        let blocks = found.iter().filter(|is_found| **is_found).count();
+        Ok((Box::new(OwnPart { part, blocks, open: self.open.clone() }), found))
     }
 
     fn prefetch(&self, keys: &[BlockKey], within: Nanos) -> Result<usize, StackError> {

@@ -10,7 +10,7 @@
 //!     let store = Builder::new(config, shape).open()?;
 //!     // An engine has a digest of the tokens here, and its own memory.
 //!     let (key, block) = (BlockKey([7; 32]), BlockId(0));
-//!     if store.load(&[key], &[block])? == 1 {
+//!     if store.load(&[key], &[block])? == [true] {
 //!         println!("found: {:#x}", store.read(block)?[0]);
 //!     } else {
 //!         store.write(block, &vec![0xAB; shape.block_bytes() as usize])?;
@@ -20,6 +20,19 @@
 //!     Ok(store.close()?)
 //! }
 //! ```
+//!
+//! # The crates
+//!
+//! | for | crate |
+//! |---|---|
+//! | a store in a program, blocks as a whole | this one: [`Builder`], [`Stack`] |
+//! | layers in flight, streams, reservations, clusters | [`objstore`], below each [`Stack`] |
+//! | a scheduler and workers in processes of their own | this one: [`Ranks`] |
+//! | a store that a server shares | `ripieno_serve`; [`KvStore`] is a store wherever it is |
+//! | keys, eviction, the format on disk | [`kv_catalog`] |
+//! | when layers move, and what is in host memory | [`kv_schedule`], [`kv_tier`] |
+//! | queues of I/O, and who runs them | [`gio_uring`], [`gio_kernels`] |
+//! | NVMe: wire types, a driver, a controller | [`nvme_spec`], [`nvme_driver`], [`nvme_emu`] |
 //!
 //! # Architecture
 //! - [`StackConfig`]: the options of a store, each declared once, for all interfaces and programs;
@@ -75,6 +88,7 @@ mod drives;
 mod emulation;
 mod error;
 mod executor;
+mod found;
 mod gpu;
 pub mod http;
 mod input;
@@ -113,9 +127,10 @@ pub use drives::{
 pub use emulation::{EMU_DEPTH, EMU_QUEUES};
 pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
+pub use found::{KvPrefix, find};
 pub use gpu::{CudaChoice, Gpu};
 pub use input::{expand_home, open_file, read_file};
-pub use kv_store::{KvPrefix, KvRequest, KvStore, OwnStore};
+pub use kv_store::{Fetched, KvRequest, KvStore, OwnStore};
 pub use memory::HostMemory;
 pub use metrics::{
     ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsPage, SampleValue, samples,

@@ -5,7 +5,7 @@
 
 use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
-use nvme_driver::{DevicePtr, DmaError, DmaSpace, ExternalMemory};
+use nvme_driver::{DevicePtr, DmaSpace, ExternalMemory};
 use objstore::{KvPool, KvShape, PoolLayout};
 
 use crate::error::StackError;
@@ -162,12 +162,18 @@ pub enum PoolMemory {
 /// Checks that all objects of a layout are in `bytes` bytes.
 ///
 /// # Errors
-/// Returns [`DmaError::OutOfRange`] if one is not.
+/// Returns [`StackError::Config`] if one is not.
 pub(crate) fn check(layout: &PoolLayout, shape: &KvShape, bytes: usize) -> Result<(), StackError> {
+    let PoolLayout { rows, block_stride, blocks } = layout;
     let end = layout.used(shape.object_bytes).end;
     if end > bytes as u64 {
-        let offset = usize::try_from(end).unwrap_or(usize::MAX);
-        return Err(DmaError::OutOfRange { offset, len: 0, total: bytes }.into());
+        let problem = format!(
+            "with {shape}, the last of its {blocks} blocks ends at byte {end}, and its memory has \
+             {bytes} bytes; it has {} rows and a block each {block_stride} bytes: give the pool \
+             and the shape that belong together",
+            rows.len()
+        );
+        return Err(StackError::config("pool", problem));
     }
     Ok(())
 }
@@ -175,7 +181,7 @@ pub(crate) fn check(layout: &PoolLayout, shape: &KvShape, bytes: usize) -> Resul
 /// Registers an engine's memory in this process without bounce buffers.
 ///
 /// # Errors
-/// Returns [`StackError::Memory`] or [`StackError::Pool`].
+/// Returns an error of [`check`], [`StackError::Memory`] or [`StackError::Pool`].
 pub(crate) fn register(
     memory: &EngineMemory,
     layout: PoolLayout,

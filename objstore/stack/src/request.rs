@@ -8,7 +8,7 @@ use objstore::{
     Store, StoreError, StoreRequest, Ticket, Transfer,
 };
 
-use crate::{error::StackError, own::Process};
+use crate::{error::StackError, found::find, own::Process};
 
 /// A retrieval or storing of blocks, layer by layer. Several threads may use it.
 ///
@@ -42,6 +42,22 @@ impl Request {
         blocks: &[BlockId],
     ) -> Result<Self, StackError> {
         Ok(Self::new(store, Job::Retrieve(store.retrieve_from(prefix, first, blocks)?)))
+    }
+
+    /// Retrieves those of `keys` that are stored ([`find`]), each into its block, and returns which
+    /// they are.
+    ///
+    /// # Errors
+    /// Returns an error of [`find`], [`Store::lookup`] or [`Store::retrieve`].
+    pub fn fetch(
+        store: &Store,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> Result<(Self, Vec<bool>), StackError> {
+        let lookup = |keys: &[BlockKey]| Ok(store.lookup(keys)?);
+        let are_stored = |keys: &[BlockKey]| Ok(store.are_stored(keys)?);
+        let (prefix, blocks, found) = find::<_, StackError>(keys, blocks, lookup, are_stored)?;
+        Ok((Self::retrieve(store, &prefix, 0, &blocks)?, found))
     }
 
     /// Stores `blocks` under `keys`, as many leading ones as there is room for; see

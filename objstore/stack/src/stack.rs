@@ -120,7 +120,7 @@ impl Stack {
     /// [`objstore::Plane::remove_pool`] has returned it, the memory may be freed.
     ///
     /// # Errors
-    /// Returns [`StackError::Memory`] or [`StackError::Pool`] if the layout does not fit,
+    /// Returns [`StackError::Config`] or [`StackError::Pool`] if the layout does not fit,
     /// [`StackError::Config`] if the devices cannot describe its objects, or an error of
     /// [`objstore::Plane::add_pool`].
     pub fn add_pool(
@@ -171,7 +171,8 @@ impl Stack {
         if len as u64 == shape.block_bytes() {
             return Ok(shape.object_bytes as usize);
         }
-        let problem = format!("{len} bytes were given; a block has {}", shape.block_bytes());
+        let each = shape.block_bytes();
+        let problem = format!("{len} bytes were given; a block has {each} ({shape})");
         Err(StackError::Config { field: "block", problem })
     }
 
@@ -197,16 +198,14 @@ impl Stack {
         Ok(request.commit()?.accepted)
     }
 
-    /// Loads the longest stored prefix of the keys into the leading ones of these blocks, and
-    /// returns its length.
+    /// Loads those of the keys that are stored, each into its block, and returns which they are.
     ///
     /// # Errors
-    /// Returns an error of [`Request::retrieve`] or of its layers.
-    pub fn load(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<usize, StackError> {
-        let prefix = self.store.lookup(&keys[..keys.len().min(blocks.len())])?;
-        let request = Request::retrieve(&self.store, &prefix, 0, &blocks[..prefix.len()])?;
+    /// Returns an error of [`Request::fetch`] or of its layers.
+    pub fn load(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<Vec<bool>, StackError> {
+        let (request, found) = Request::fetch(&self.store, keys, blocks)?;
         request.move_all()?;
-        Ok(prefix.len())
+        Ok(found)
     }
 
     /// Returns true when blocks are copied through bounce buffers, because the devices cannot

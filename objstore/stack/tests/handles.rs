@@ -12,8 +12,8 @@ use objstore::{
     StoreId, StoreOptions,
 };
 use ripieno_stack::{
-    Builder, Devices, ErrorKind, Executor, MetricsAddress, Own, RankMedia, Ranks, RanksOptions,
-    Request, Stack, StackConfig, StackError,
+    Builder, Devices, ErrorKind, Executor, KvStore as _, MetricsAddress, Own, OwnStore, RankMedia,
+    Ranks, RanksOptions, Request, Stack, StackConfig, StackError,
 };
 use ripieno_testkit::keys;
 
@@ -107,7 +107,7 @@ fn dropped_before(dir: &Path, which: &[usize]) {
     assert_eq!(again.store().peek(&keys(0..3)), 2, "{which:?}: it was not closed");
     assert_eq!(again.store().peek(&keys(10..12)), 0, "{which:?}: it was not committed");
     drop(left);
-    assert_eq!(again.load(&keys(0..2), &blocks(2)).unwrap(), 2);
+    assert_eq!(again.load(&keys(0..2), &blocks(2)).unwrap(), [true; 2]);
     again.close().unwrap();
 }
 
@@ -116,6 +116,29 @@ fn a_dropped_stack_was_closed_whatever_is_left_of_it() {
     let place = temporary();
     (0..HANDLES.len()).for_each(|at| dropped_before(place.path(), &[at]));
     dropped_before(place.path(), &(0..6).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_key_that_is_not_stored_hides_none_behind_it() {
+    let place = temporary();
+    let stack = open(place.path());
+    let bytes = |at: u8| vec![at; SHAPE.block_bytes() as usize];
+    (0..8).for_each(|at| stack.write(BlockId(at.into()), &bytes(at)).unwrap());
+    stack.save(&keys(0..3), &blocks(3)).unwrap();
+    stack.store().remove(&keys(1..2)).unwrap();
+    let to: Vec<BlockId> = (4..8).map(BlockId).collect();
+    let stored = [true, false, true, false];
+    assert_eq!(stack.load(&keys(0..4), &to).unwrap(), stored);
+    for (block, from) in to.iter().zip([0, 5, 2, 7]) {
+        assert!(stack.read(*block).unwrap() == bytes(from), "{block}");
+    }
+    assert!(stack.load(&keys(0..4), &to[1..]).is_err());
+    let store = OwnStore::new(stack);
+    assert_eq!(store.are_stored(&keys(0..4)).unwrap(), stored);
+    let (request, found) = store.fetch(&keys(0..4), &to).unwrap();
+    assert_eq!((request.accepted(), &*found), (2, &stored[..]));
+    store.close().unwrap();
+    assert_eq!(store.are_stored(&keys(0..1)).unwrap_err().kind(), ErrorKind::Failed);
 }
 
 #[test]

@@ -346,7 +346,7 @@ def test_an_engine_of_another_shape_is_told(model, tmp_path):
     shape = ripieno.Shape(SHAPE.layers, 1, SHAPE.object_bytes * 2, SHAPE.block_tokens)
     with Server(tmp_path, shape) as server:
         life = life_of(twice, model=model, options={"server": server.socket})
-        assert "has blocks of" in life.error and "object_bytes: 65536" in life.error
+        assert "of another shape" in life.error and "objects of 65536 bytes" in life.error
         assert server.settled()["refused_calls"] == 0
     life = life_of(twice, model=model, options={"server": server.socket})
     assert "start the server" in life.error

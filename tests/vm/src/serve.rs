@@ -179,6 +179,7 @@ fn store(client: &Client, first: u32) -> Result<()> {
 fn found(client: &Client, first: u32) -> Result<usize> {
     let blocks: Vec<BlockId> = (KEYS..BLOCKS).map(BlockId).collect();
     let found = client.load(space(client)?, &keys(first), &blocks)?;
+    let found = found.into_iter().filter(|is_found| *is_found).count();
     for (number, block) in (first..).zip(&blocks[..found]) {
         same("a loaded block", &client.read(*block)?, &bytes(number))?;
     }

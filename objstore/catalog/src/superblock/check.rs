@@ -192,18 +192,11 @@ fn unchanged(member: &Member, superblock: &Superblock) -> Result<(), FormatError
 fn shape(superblock: &Superblock, expected: &Expected) -> Result<(), FormatError> {
     let Some(asked) = expected.shape else { return Ok(()) };
     let formatted = superblock.layout.shape;
-    for (field, formatted, asked) in [
-        ("layers", formatted.layers, asked.layers),
-        ("segments a layer", formatted.segments, asked.segments),
-        ("bytes an object", formatted.object_bytes, asked.object_bytes),
-        ("tokens a block", formatted.block_tokens, asked.block_tokens),
-    ] {
-        if formatted != asked {
-            return wrong(format!(
-                "the store was formatted for {formatted} {field}, and {asked} were asked for; use \
-                 the model that it was made for, or format it again"
-            ));
-        }
+    if formatted != asked {
+        return wrong(format!(
+            "the store was made for blocks of another shape ({formatted}), and this one was given: \
+             {asked}; give the shape of the model that it was made for, or format it again"
+        ));
     }
     Ok(())
 }

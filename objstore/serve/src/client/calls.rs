@@ -107,15 +107,19 @@ impl Client {
         answer!(self.about(space, call), Answer::Number(blocks) => blocks as usize)
     }
 
-    /// Returns a byte for each leading key, as many as a message has room for: 1 if it is stored.
+    /// Returns, for each key, if it is stored on all ranks.
     ///
     /// # Errors
     /// Same as [`Client::peek`].
-    pub fn are_stored(&self, space: SpaceId, keys: &[BlockKey]) -> Result<Vec<u8>, ServeError> {
-        let keys = leading(keys);
-        let count = keys.0.len();
-        let call = |namespace| Call::AreStored { namespace, keys };
-        answer!(self.about(space, call), Answer::Flags(flags) if flags.0.len() == count => flags.0)
+    pub fn are_stored(&self, space: SpaceId, keys: &[BlockKey]) -> Result<Vec<bool>, ServeError> {
+        let mut found = Vec::with_capacity(keys.len());
+        for some in keys.chunks(KEYS_MAX) {
+            let call = |namespace| Call::AreStored { namespace, keys: Keys(some.to_vec()) };
+            let asked = self.about(space, call);
+            let flags = answer!(asked, Answer::Flags(it) if it.0.len() == some.len() => it.0)?;
+            found.extend(flags.into_iter().map(|flag| flag != 0));
+        }
+        Ok(found)
     }
 
     /// Returns the longest stored run of leading keys.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use objstore::{BlockId, BlockKey, Committed, Direction, Layer};
-use ripieno_stack::StackError;
+use ripieno_stack::{StackError, find};
 
 use super::{ANSWER_TIMEOUT, Client, SpaceId, answer, unexpected};
 use crate::{
@@ -314,27 +314,28 @@ impl Client {
         })
     }
 
-    /// Prepares to load the longest stored prefix of the keys into the leading ones of these
-    /// blocks, and starts leading layers.
+    /// Prepares to load those of the keys that are stored ([`find`]), each into its block, and
+    /// starts leading layers. Returns which keys they are.
     ///
     /// # Errors
-    /// Same as [`Client::lookup`] and [`Client::retrieve`].
+    /// Same as [`find`], [`Client::lookup`] and [`Client::retrieve`].
     pub fn fetch(
         &self,
         space: SpaceId,
         keys: &[BlockKey],
         blocks: &[BlockId],
         layers: u32,
-    ) -> Result<Request, ServeError> {
-        let prefix = self.lookup(space, &keys[..keys.len().min(blocks.len())])?;
-        let mut request = self.begin_load(&prefix, 0, &blocks[..prefix.len()], layers)?;
+    ) -> Result<(Request, Vec<bool>), ServeError> {
+        let lookup = |keys: &[BlockKey]| self.lookup(space, keys);
+        let are_stored = |keys: &[BlockKey]| self.are_stored(space, keys);
+        let (prefix, blocks, found) = find(keys, blocks, lookup, are_stored)?;
+        let mut request = self.begin_load(&prefix, 0, &blocks, layers)?;
         // One message ends both.
         request.handle.join(prefix.handle);
-        Ok(request)
+        Ok((request, found))
     }
 
-    /// Loads the longest stored prefix of the keys into the leading ones of these blocks, and
-    /// returns its length.
+    /// Loads those of the keys that are stored, each into its block, and returns which they are.
     ///
     /// # Errors
     /// Same as [`Client::fetch`] and [`Request::wait`].
@@ -343,10 +344,10 @@ impl Client {
         space: SpaceId,
         keys: &[BlockKey],
         blocks: &[BlockId],
-    ) -> Result<usize, ServeError> {
-        let request = self.fetch(space, keys, blocks, self.shape().layers)?;
+    ) -> Result<Vec<bool>, ServeError> {
+        let (request, found) = self.fetch(space, keys, blocks, self.shape().layers)?;
         request.move_all()?;
-        Ok(request.accepted())
+        Ok(found)
     }
 
     /// Stores blocks under keys, as many leading ones as there is room for, and returns their

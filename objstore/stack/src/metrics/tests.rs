@@ -64,7 +64,7 @@ fn a_scrape_has_the_counters_of_the_store() {
     let stack = open(&dir, &address).expect("a store");
     let (keys, blocks) = ([BlockKey([1; 32]), BlockKey([2; 32])], [BlockId(0), BlockId(1)]);
     assert_eq!(stack.save(&keys, &blocks).expect("saved"), 2);
-    assert_eq!(stack.load(&keys, &blocks).expect("loaded"), 2);
+    assert_eq!(stack.load(&keys, &blocks).expect("loaded"), [true; 2]);
     stack.metrics().expect("asked for").compute_saved().add(Duration::from_millis(1500));
     let answer = ask(&address, GET);
     let stats = stack.store().stats().expect("counts");

@@ -123,12 +123,13 @@ fn a_namespace_is_known_by_its_identifiers() {
 }
 
 #[test]
-fn another_model_is_refused_with_both_numbers() {
+fn another_model_is_refused_with_both_shapes() {
     let members = members(1);
     let shape =
         |shape: KvShape| refused(&members, &Expected { shape: Some(shape), ..Expected::default() });
     let text = shape(KvShape { layers: 3, ..SHAPE });
-    assert!(text.starts_with("the store was formatted for 2 layers, and 3 were asked for"));
-    let text = shape(KvShape { object_bytes: 8192, ..SHAPE });
-    assert!(text.contains("4096 bytes an object, and 8192"), "{text}");
+    let formatted = "2 layers x 2 segments, objects of 4096 bytes, 16 tokens a block";
+    assert!(text.contains(formatted) && text.contains(": 3 layers x 2"), "{text}");
+    let text = shape(KvShape { block_tokens: 32, ..SHAPE });
+    assert!(text.contains(formatted) && text.contains("32 tokens a block; give"), "{text}");
 }
