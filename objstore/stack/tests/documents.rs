@@ -54,6 +54,34 @@ fn page(name: &str, header: &str) -> String {
     format!("{}\n\n{header}\n|{}\n", found[..end].trim_end(), "---|".repeat(columns))
 }
 
+/// A crate beside the repository that depends on this one as docs/start/rust.md says.
+#[test]
+fn a_crate_depends_on_this_one_as_the_page_says() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let (engine, clone) = (place.path().join("engine"), place.path().join("ripieno"));
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("it");
+    std::os::unix::fs::symlink(&root, clone).expect("a link");
+    fs::create_dir_all(engine.join("src")).expect("a directory");
+    fs::write(engine.join("src/main.rs"), include_str!("../examples/hello.rs")).expect("written");
+    // With the same versions of other crates, which a machine without a network has.
+    fs::copy(root.join("Cargo.lock"), engine.join("Cargo.lock")).expect("copied");
+    let page = fs::read_to_string(document("../start/rust.md")).expect("it is there");
+    let (_, lines) = page.split_once("```toml\n").expect("the lines of Cargo.toml");
+    let (lines, _) = lines.split_once("```").expect("their end");
+    let manifest =
+        format!("{lines}\n[package]\nname = \"engine\"\nedition = \"2024\"\n[workspace]\n");
+    fs::write(engine.join("Cargo.toml"), manifest).expect("written");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["tree", "--offline", "--depth", "1"]).current_dir(&engine);
+    let output = cargo.output().expect("cargo runs");
+    let found = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        found.contains("ripieno-stack v"),
+        "{found}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
 #[test]
 fn the_table_has_every_option() {
     let mut page = page("options.md", "| option | value | default | meaning |");
