@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -169,13 +170,18 @@ class Store {
         if (ripieno_close(store) != RIPIENO_STATUS_OK) say(ripieno_last_error());
     }
 
-    bool has(const Key &key) const {
+    // Returns for each object if it is stored.
+    std::unique_ptr<bool[]> are_stored(std::span<const Key> keys) const {
         const std::shared_lock guard(lock);
-        size_t found = 0;
         if (!store) throw Failure{RIPIENO_STATUS_FAILED, LOST};
-        check(ripieno_peek(store, key.data(), 1, &found));
-        return found == 1;
+        auto stored = std::make_unique<bool[]>(keys.size());
+        if (!keys.empty())
+            check(ripieno_are_stored(store, keys.front().data(), keys.size(), stored.get()));
+        return stored;
     }
+
+    // Returns how many objects fit into a store of our own. A server's is for others as well.
+    double room() const { return capacity; }
 
     // Connects again to a server that was lost. Only the thread that moves calls it, without
     // requests.
@@ -273,6 +279,7 @@ class Store {
             pool.release_context = memory;
         }
         check(ripieno_open(&config, &store));
+        if (!shared) check(ripieno_get_stat(store, "capacity_blocks", &capacity));
     }
 
     uint8_t *block(uint32_t index) const { return memory + index * bytes; }
@@ -281,19 +288,14 @@ class Store {
     // was writing them, and the store leaves an object to who writes it first. Throws Failure if
     // one is not found afterwards either.
     void again(std::span<const Key> keys, std::span<const uint32_t> blocks) const {
-        for (size_t at = peek(keys); at < keys.size(); at += 1 + peek(keys.subspan(at + 1))) {
+        const auto stored = are_stored(keys);
+        for (size_t at = 0; at < keys.size(); at++) {
+            if (stored[at]) continue;
             size_t accepted = 0;
             check(ripieno_save(store, keys[at].data(), &blocks[at], 1, &accepted));
             if (accepted < 1) throw Failure{RIPIENO_STATUS_NO_SPACE, FULL};
-            if (peek(keys.subspan(at, 1)) < 1) throw Failure{RIPIENO_STATUS_BUSY, WRITTEN};
+            if (!are_stored(keys.subspan(at, 1))[0]) throw Failure{RIPIENO_STATUS_BUSY, WRITTEN};
         }
-    }
-
-    // Returns how many leading objects are stored.
-    size_t peek(std::span<const Key> keys) const {
-        size_t found = 0;
-        if (!keys.empty()) check(ripieno_peek(store, keys.front().data(), keys.size(), &found));
-        return found;
     }
 
     // Calls begin and end for each batch; begin is called for the next one before end is for this.
@@ -329,6 +331,7 @@ class Store {
     uint8_t *memory = nullptr;
     // Null while a server is lost, which only poll() changes.
     ripieno_store *store = nullptr;
+    double capacity = HUGE_VAL;
     mutable std::shared_mutex lock;
 };
 
@@ -410,6 +413,12 @@ class Engine : public nixl::BackendEngine {
         const std::set<Key> different(made->keys.begin(), made->keys.end());
         if (operation == nixl::WRITE && different.size() < made->keys.size())
             return refuse("a transfer writes an object twice", nixl::ERR_INVALID_PARAM);
+        if (operation == nixl::WRITE && static_cast<double>(made->keys.size()) > store.room())
+            return refuse("a transfer of " + std::to_string(made->keys.size()) +
+                          " objects was asked for; the store has room for " +
+                          std::to_string(static_cast<size_t>(store.room())) +
+                          ": write fewer at a time, or give it more capacity",
+                          nixl::ERR_INVALID_PARAM);
         handle = made.release();
         return nixl::SUCCESS;
     }
@@ -449,8 +458,11 @@ class Engine : public nixl::BackendEngine {
         found.assign(list.descs.size(), std::nullopt);
         if (list.type != nixl::OBJ_SEG) return nixl::ERR_NOT_SUPPORTED;
         try {
+            std::vector<Key> keys;
+            for (const auto &desc : list.descs) keys.push_back(key_of(desc));
+            const auto stored = store.are_stored(keys);
             for (size_t at = 0; at < found.size(); at++)
-                if (store.has(key_of(list.descs[at]))) found[at].emplace();
+                if (stored[at]) found[at].emplace();
         } catch (const Failure &failure) {
             return failed(failure);
         }

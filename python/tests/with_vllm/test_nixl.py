@@ -314,7 +314,7 @@ def test_a_server_of_other_objects_is_refused(tmp_path, life):
 
     with Server(tmp_path, dataclasses.replace(SHAPE, layers=2)) as server:
         life(_is_refused, {"path": None, "server": server.socket})
-    assert "layers: 2" in life.said
+    assert "another shape (2 layers" in life.said
 
 
 def _writes(path):
@@ -397,6 +397,18 @@ def test_a_released_transfer_touches_no_memory(tmp_path, life):
 
 def test_more_objects_than_there_is_room_for(tmp_path, life):
     assert life(_overflows, tmp_path / "kv") > 0
+
+
+def _writes_more_than_fits(path):
+    user = User(path, capacity="4MiB", buffer=str(4 * SIZE))
+    assert user.write(names(8)) == "DONE"
+    return user.write(names(ROWS, "more")), user.has(names(8))
+
+
+def test_a_write_of_more_than_the_store_is_refused_before_it_costs_anything(tmp_path, life):
+    refused, there = life(_writes_more_than_fits, tmp_path / "kv")
+    assert "INVALID_PARAM" in refused and there == [True] * 8
+    assert f"a transfer of {ROWS} objects was asked for; the store has room for" in life.said
 
 
 def _overflows(path):
