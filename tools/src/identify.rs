@@ -77,12 +77,22 @@ struct Namespace {
     lba_bytes: u64,
     /// All supported formats, the current one first.
     formats: Vec<Format>,
+    /// Hexadecimal digits; null if there is none.
+    nguid: Option<String>,
+    eui64: Option<String>,
+    /// Several controllers may have it.
+    shared: bool,
+    /// Of Flexible Data Placement, and the bytes of a reclaim unit; 0 without.
+    placement_handles: u16,
+    reclaim_unit_bytes: u64,
     /// Reason why the namespace cannot be used; null if it can.
     refused: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct Format {
+    /// As a format command takes it.
+    index: usize,
     lba_bytes: u64,
     metadata_bytes: u16,
 }
@@ -192,11 +202,15 @@ fn describe(device: String, mut drive: Controller) -> anyhow::Result<Device> {
         let listed = usize::from(data.nlbaf_z) + 1;
         let mut order: Vec<usize> = (0..listed.min(data.lbaf.len())).collect();
         order.sort_by_key(|index| *index != data.format_index());
-        let formats = order.iter().map(|index| data.lbaf[*index]);
+        let formats = order.into_iter().map(|index| (index, data.lbaf[index]));
         let formats: Vec<Format> = formats
-            .filter(|format| (9..=24).contains(&format.lbads()))
-            .map(|format| Format { lba_bytes: 1 << format.lbads(), metadata_bytes: format.ms() })
+            .filter(|(_, format)| (9..=24).contains(&format.lbads()))
+            .map(|(index, format)| {
+                let (lba_bytes, metadata_bytes) = (1 << format.lbads(), format.ms());
+                Format { index, lba_bytes, metadata_bytes }
+            })
             .collect();
+        let placed = drive.namespaces().iter().find(|space| space.nsid == nsid);
         let lba_bytes = formats.first().map_or(0, |format| format.lba_bytes);
         namespaces.push(Namespace {
             nsid: nsid.0,
@@ -204,6 +218,11 @@ fn describe(device: String, mut drive: Controller) -> anyhow::Result<Device> {
             lbas: data.nsze,
             lba_bytes,
             formats,
+            nguid: digits(&data.nguid),
+            eui64: digits(&data.eui64),
+            shared: data.may_be_shared(),
+            placement_handles: placed.map_or(0, |space| space.placement_handles()),
+            reclaim_unit_bytes: placed.map_or(0, |space| space.reclaim_unit_bytes),
             refused,
         });
     }
@@ -236,6 +255,12 @@ fn describe(device: String, mut drive: Controller) -> anyhow::Result<Device> {
         namespaces,
         health,
     })
+}
+
+/// Returns an identifier in hexadecimal digits; zeros are none.
+fn digits(id: &[u8]) -> Option<String> {
+    let is_there = id.iter().any(|byte| *byte != 0);
+    is_there.then(|| id.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 impl Health {
@@ -285,9 +310,9 @@ impl Namespace {
         let formats: Vec<String> = self
             .formats
             .iter()
-            .map(|format| match format.metadata_bytes {
-                0 => format.lba_bytes.to_string(),
-                metadata => format!("{}+{metadata}", format.lba_bytes),
+            .map(|Format { index, lba_bytes, metadata_bytes }| match metadata_bytes {
+                0 => format!("{lba_bytes} (index {index})"),
+                metadata => format!("{lba_bytes}+{metadata} (index {index})"),
             })
             .collect();
         let mut text = format!(
@@ -297,6 +322,17 @@ impl Namespace {
             self.lba_bytes,
             formats.join(", ")
         );
+        for (name, id) in [("NGUID", &self.nguid), ("EUI-64", &self.eui64)] {
+            text += &id.as_ref().map(|id| format!("\n{name} {id}")).unwrap_or_default();
+        }
+        if self.shared {
+            text += "\nshared: several controllers may have it";
+        }
+        if self.placement_handles > 0 {
+            let unit = Size(self.reclaim_unit_bytes);
+            let handles = self.placement_handles;
+            text += &format!("\n{handles} placement handles (FDP), reclaim units of {unit}");
+        }
         if let Some(why) = &self.refused {
             text += &format!("\ncannot be used: {why}");
         }
@@ -306,7 +342,10 @@ impl Namespace {
 
 impl Device {
     fn text(&self) -> String {
-        let limit = self.mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
+        let limit = match self.mdts_bytes {
+            Some(bytes) => format!("up to {} a command (MDTS)", Size(bytes)),
+            None => "without a limit of a command (MDTS 0)".to_owned(),
+        };
         let bucket = if self.sgl_bit_bucket { ", bit bucket" } else { "" };
         let cache = if self.volatile_write_cache { "yes" } else { "no" };
         let rows = [
@@ -315,7 +354,7 @@ impl Device {
             ("serial", self.serial.clone()),
             ("firmware", self.firmware.clone()),
             ("NVMe", self.nvme_version.clone()),
-            ("transfer", format!("up to {limit} a command (MDTS)")),
+            ("transfer", limit),
             (
                 "descriptors",
                 format!("{} in use; SGL support: {}{bucket}", self.descriptors, self.sgl),
@@ -332,5 +371,37 @@ impl Device {
         let rows = rows.map(|(name, value)| (name.to_owned(), value)).into_iter();
         let all = rows.chain(spaces).chain(health).map(|(name, value)| vec![name, value]);
         grid(&[], all.collect(), 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme_emu::PlacementConfig;
+
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_described_by_what_a_buyer_compares() {
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+        let placement = Some(PlacementConfig { handles: 4, reclaim_unit_bytes: 64 << 20 });
+        let media = MemoryMedia::new(EMU_BYTES).unwrap();
+        let config = EmuConfig { placement, mdts_bytes: None, ..EmuConfig::new("emu0") };
+        let emu = Emu::new(EmuDomain::new("identify"), config.namespace(media, 4096)).unwrap();
+        let _runner = EmuRunner::spawn(vec![emu.clone()], clock.clone()).unwrap();
+        let drive = Controller::attach(emu.bus(), clock, ControllerOptions::default()).unwrap();
+        let nguid = digits(&drive.namespaces()[0].nguid);
+        let device = describe("emu".to_owned(), drive).unwrap();
+        let [space] = &*device.namespaces else { panic!("{device:?}") };
+        assert_eq!(space.nguid, nguid);
+        let text = device.text();
+        for part in [
+            "without a limit of a command (MDTS 0)",
+            "4 placement handles (FDP), reclaim units of 64 MiB",
+            &format!("4096 (index {})", space.formats[0].index),
+        ] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        assert_eq!(digits(&[0; 8]), None);
+        assert_eq!(digits(&[0, 0xAB]).as_deref(), Some("00ab"));
     }
 }
