@@ -267,7 +267,12 @@ impl TextFormat {
     /// Returns the format for the `Accept` of a request: Prometheus' own if only that is named.
     fn of_accept(accept: &str) -> Self {
         let accept = accept.to_ascii_lowercase();
-        let accepts = |kind| accept.contains(kind);
+        // "q=0" refuses a kind.
+        let is_refused = |part: &str| {
+            let weight = part.split(';').find_map(|it| it.trim().strip_prefix("q="));
+            weight.is_some_and(|weight| weight.trim_matches(['0', '.']).is_empty())
+        };
+        let accepts = |kind| accept.split(',').any(|part| part.contains(kind) && !is_refused(part));
         match accepts("text/plain") && !accepts("openmetrics") {
             true => Self::Prometheus,
             false => Self::OpenMetrics,

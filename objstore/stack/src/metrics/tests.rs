@@ -115,6 +115,8 @@ fn the_older_format_is_for_those_who_ask_for_it() {
     }
     assert!(!older.contains("# UNIT") && !older.contains("# EOF"), "{older}");
     assert_eq!(value(&older, "ripieno_healthy"), 1.0);
+    let refuses = "text/plain;version=0.0.4;q=0.9, application/openmetrics-text;q=0.0";
+    assert!(of(refuses).contains("Content-Type: text/plain"));
     // Prometheus names both.
     for accept in ["application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "*/*"] {
         assert!(of(accept).ends_with("# EOF\n"), "{accept}");
