@@ -5,7 +5,8 @@
 //! its device. It computes offset and memory of each, as `cursor.cuh` does, merges neighbours into
 //! one read or write, submits them together, and sleeps in the kernel until some have ended or
 //! another operation is submitted. Nobody polls. Where `io_uring` is forbidden, more threads read
-//! and write in its place, and the executor's name says so.
+//! and write in its place, and the executor's name says so. A namespace that the kernel's driver
+//! has is such a file, to which reads and writes go as NVMe commands.
 
 mod op;
 mod ring;
@@ -25,7 +26,10 @@ use std::{
 };
 
 use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
-use nvme_driver::{Clock, GrantEpoch, Iova, Nanos, Place, Quiesced, Waiter, remedy};
+use nvme_driver::{
+    Clock, GrantEpoch, Iova, Nanos, Place, Quiesced, Waiter, platform::passthrough::Passthrough,
+    remedy,
+};
 
 use self::{
     ring::{Lesser, Wake},
@@ -37,15 +41,18 @@ use crate::memory;
 const NAME: &str = "file";
 const PANICKED: &str = "one of its threads panicked; the kernel may still use its memory";
 
-/// A file, or a block device, in place of a device's namespace: LBA 0 is its first byte.
+/// A file, a block device, or a namespace of the kernel's driver, in place of a device's namespace:
+/// LBA 0 is its first byte.
 #[derive(Debug, Clone)]
 pub struct FileTarget {
     /// Open for direct I/O.
     pub file: Arc<OwnedFd>,
-    /// Alignment of memory that direct I/O requires.
+    /// Alignment of memory that direct I/O requires, and of the lengths of its parts.
     pub memory_align: usize,
     /// Alignment of lengths and offsets that direct I/O requires.
     pub offset_align: usize,
+    /// The namespace, if the file is one: it takes commands instead of reads and writes.
+    pub drive: Option<Arc<Passthrough>>,
 }
 
 /// Finds memory by its address for devices: `bytes` bytes, which stay mapped while an operation

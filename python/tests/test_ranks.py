@@ -312,7 +312,7 @@ def test_devices_and_executors_that_cannot_be_are_refused(tmp_path):
         return ripieno.Plane(tmp_path / "kv", ranks[0], SHAPE, pool, **options)
 
     for devices, error, said in [
-        (["/dev/nvme0"], ripieno.InvalidError, "or drives: vfio:0000:65:00.0"),
+        (["/dev/nvme0"], ripieno.InvalidError, "or vfio:0000:65:00.0"),
         (["vfio:1:00.0", "vfio:2:00.0", "vfio:3:00.0"], ripieno.InvalidError, "cannot be divided"),
         # No VFIO, or no such function.
         (["vfio:ffff:ff:1f.6", "vfio:ffff:ff:1f.7"], ripieno.DeviceError, "opening"),

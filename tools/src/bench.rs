@@ -368,7 +368,8 @@ impl<'a> Raw<'a> {
     fn check(flags: &'a RawFlags) -> Result<Self, Problem> {
         flags.page.check()?;
         let config = &flags.options.config;
-        let executor = Some(config.executor.unwrap_or(Executor::Inline));
+        let usual = if config.is_passthrough() { Executor::File } else { Executor::Inline };
+        let executor = Some(config.executor.unwrap_or(usual));
         let executor = flags.path.executor(&StackConfig { executor, ..config.clone() })?;
         let target = Target::new(flags, executor)?;
         let route = config.route.unwrap_or(Route::Host);
@@ -480,7 +481,7 @@ impl<'a> Raw<'a> {
                 let config = |index| Ok(media::scratch(emu, bytes, true, index)?.0);
                 Ok((0..emu.count).map(config).collect::<anyhow::Result<Vec<_>>>()?.into())
             }
-            Target::Devices(Devices::Vfio(addresses)) => {
+            Target::Devices(Devices::Drives(addresses)) => {
                 let drives = ripieno_stack::Devices::drives(addresses);
                 Ok(drives.memory(self.flags.path.memory))
             }
@@ -511,7 +512,7 @@ impl<'a> Raw<'a> {
         if self.executor == Executor::Inline {
             devices = devices.simulated(SimClock::real());
         }
-        if matches!(self.target, Target::Devices(Devices::Vfio(_))) {
+        if matches!(self.target, Target::Devices(Devices::Drives(_))) {
             devices
                 .attach(&self.controller_options(), gpu.map(|gpu| &**gpu))
                 .map_err(user_error)?;
@@ -661,7 +662,7 @@ impl Raw<'_> {
     fn setting(&self, bench: &Bench) -> Setting {
         let (Self { flags, target, .. }, placement) = (self, bench.stack.placement());
         let cpu = match target {
-            Target::Devices(Devices::Vfio(_)) => "of the whole process",
+            Target::Devices(Devices::Drives(_)) => "of the whole process",
             _ => "of the whole process, with the software controllers",
         };
         let (runtime, ramp) = (flags.runtime.as_secs_f64(), flags.ramp.as_secs_f64());
@@ -692,7 +693,7 @@ impl Raw<'_> {
             "ramp_s": flags.ramp.as_secs_f64(),
             "seed": flags.seed,
             "size_bytes": flags.size,
-            "is_software": !matches!(self.target, Target::Devices(Devices::Vfio(_))),
+            "is_software": !matches!(self.target, Target::Devices(Devices::Drives(_))),
         })
     }
 }

@@ -398,7 +398,7 @@ const BASIC: &str = "block bs capacity devices dram drives engines executor gpu 
 /// Their texts, where the first clause of the help says too little.
 const TEXTS: [(&str, &str); 9] = [
     ("capacity", "Size of the store, if it is made"),
-    ("devices", "Number of files, or drives: vfio:0000:65:00.0,..."),
+    ("devices", "Number of files, or drives: ng:/dev/ng0n1,... or vfio:0000:65:00.0,..."),
     ("executor", "Where the I/O kernel runs: host, inline or cuda"),
     ("model", "Model of the KV cache"),
     ("names", "Scenarios, workloads or traces"),
@@ -604,8 +604,11 @@ fn place(text: &str, path: &Path) -> Option<String> {
     let at = text.strip_prefix("file:").unwrap_or(text);
     let is_drive = at.parse::<PciAddress>().is_ok();
     let (flag, value) = match at.starts_with("/dev/") {
-        true if path.has("block") => ("block", format!("{at}, or --devices vfio:0000:65:00.0")),
-        true => ("devices", "vfio:0000:65:00.0: nvme-bind list has the address".to_owned()),
+        true if path.has("block") && !at.starts_with("/dev/ng") => {
+            ("block", format!("{at}, or --devices vfio:0000:65:00.0"))
+        }
+        true if at.starts_with("/dev/ng") => ("devices", format!("ng:{at}")),
+        true => ("devices", "ng:/dev/ng0n1, the namespace beside /dev/nvme0n1".to_owned()),
         false if is_drive => ("devices", format!("vfio:{at}")),
         false if at.contains('/') || text != at => ("path", at.to_owned()),
         false => return None,

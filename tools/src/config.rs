@@ -408,7 +408,7 @@ impl DeviceFlags {
         none_of(
             &[("--keep", self.keep && emu.dir.is_none())],
             "media in memory cannot be kept",
-            "say where, with --path DIR, or name drives with --devices vfio:...",
+            "say where, with --path DIR, or name drives with --devices ng:... or vfio:...",
         )?;
         self.path.check_emulated(executor)
     }
@@ -455,7 +455,7 @@ impl PathFlags {
 fn check_virtual(config: &StackConfig) -> Result<(), Problem> {
     none_of(
         &[
-            ("--devices vfio", !config.drives().is_empty()),
+            ("--devices ng or vfio", !config.drives().is_empty()),
             ("--path", config.path.is_some()),
             ("--executor cuda", matches!(config.executor, Some(Executor::Cuda(_)))),
         ],

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use nvme_driver::platform::vfio::PciAddress;
-use ripieno_stack::{MemoryPlace, StackConfig, expand_home};
+use ripieno_stack::{DriveAddress, MemoryPlace, StackConfig, expand_home};
 
 use crate::problem::{Problem, none_of};
 use crate::size::{self, Size};
@@ -44,8 +43,8 @@ impl EmuChoice {
 pub(crate) enum Devices {
     /// Software controllers.
     Emu(EmuChoice),
-    /// PCIe functions bound to vfio-pci.
-    Vfio(Vec<PciAddress>),
+    /// Drives.
+    Drives(Vec<DriveAddress>),
 }
 
 impl Devices {
@@ -59,12 +58,12 @@ impl Devices {
         if !config.drives().is_empty() {
             let hint = "leave it out; ripieno identify shows what a drive has";
             none_of(&[("--mdts", mdts.is_some())], "a drive has its own", hint)?;
-            return Ok(Self::Vfio(config.drives().to_vec()));
+            return Ok(Self::Drives(config.drives().to_vec()));
         }
         none_of(
             &[("--overwrite", config.overwrite.is_some())],
             "software controllers start empty",
-            "leave it out; it is for drives, --devices vfio:...",
+            "leave it out; it is for drives, --devices ng:... or vfio:...",
         )?;
         let dir = config.path.as_deref().map(|dir| expand_home(dir).into_owned());
         let count = config.files().unwrap_or(EMU_DEFAULT);
@@ -76,7 +75,7 @@ impl Devices {
     pub(crate) fn emu(&self) -> Option<&EmuChoice> {
         match self {
             Self::Emu(emu) => Some(emu),
-            Self::Vfio(_) => None,
+            Self::Drives(_) => None,
         }
     }
 
@@ -84,7 +83,7 @@ impl Devices {
     pub(crate) fn count(&self) -> u32 {
         match self {
             Self::Emu(emu) => emu.count,
-            Self::Vfio(drives) => drives.len() as u32,
+            Self::Drives(drives) => drives.len() as u32,
         }
     }
 }
@@ -93,8 +92,8 @@ impl fmt::Display for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Emu(_) => f.write_str("emu"),
-            Self::Vfio(drives) => {
-                let names: Vec<String> = drives.iter().map(|at| format!("vfio:{at}")).collect();
+            Self::Drives(drives) => {
+                let names: Vec<String> = drives.iter().map(ToString::to_string).collect();
                 f.write_str(&names.join(","))
             }
         }

@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use objstore::{Overwrite, Store, StoreDevice, StoreError};
-use ripieno_stack::{Gpu, Holds};
+use ripieno_stack::{Gpu, Holds, drive_name};
 
 use crate::config::StoreArgs;
 use crate::devices::Devices;
@@ -14,7 +14,7 @@ pub(crate) fn open(
     args: &StoreArgs,
     gpu: Option<&Gpu>,
 ) -> anyhow::Result<Option<ripieno_stack::Devices>> {
-    let Devices::Vfio(addresses) = &args.devices else { return Ok(None) };
+    let Devices::Drives(addresses) = &args.devices else { return Ok(None) };
     let mut drives = ripieno_stack::Devices::drives(addresses).memory(args.flags.path.memory);
     drives.attach(&args.controller_options(), gpu).map_err(user_error)?;
     Ok(Some(drives))
@@ -56,9 +56,8 @@ pub(crate) fn claim(
                 (Holds::Store, Overwrite::Nothing) => "store",
                 _ => continue,
             };
-            let message = format!(
-                "vfio:{drive}: the drive is not empty ({found}), and a replay overwrites it"
-            );
+            let message =
+                format!("{drive}: the drive is not empty ({found}), and a replay overwrites it");
             bail!(Problem::new(message, lose(word)));
         }
     }
@@ -91,8 +90,8 @@ fn check_room(drives: &[StoreDevice], bytes_each: u64) -> Result<(), Problem> {
         if found < bytes_each {
             return Err(Problem::new(
                 format!(
-                    "vfio:{}: the store needs {} on each drive, this one has room for {}",
-                    drive.controller.lock().id(),
+                    "{}: the store needs {} on each drive, this one has room for {}",
+                    drive_name(drive.controller.lock().id()),
                     Size(bytes_each),
                     Size(found)
                 ),
@@ -116,7 +115,7 @@ fn hold_store(drives: &ripieno_stack::Devices, overwrite: Overwrite) -> anyhow::
             Holds::Store => stores += 1,
             Holds::Nothing | Holds::Scratch => without = Some(drive),
             Holds::Data => {
-                let message = format!("vfio:{drive}: the drive is not empty");
+                let message = format!("{drive}: the drive is not empty");
                 bail!(Problem::new(message, lose("anything")));
             }
         }
@@ -124,7 +123,7 @@ fn hold_store(drives: &ripieno_stack::Devices, overwrite: Overwrite) -> anyhow::
     match without {
         _ if overwrite == Overwrite::Store => Ok(false),
         Some(drive) if stores > 0 => bail!(Problem::new(
-            format!("vfio:{drive}: there is no store on it, and on others of the drives is one"),
+            format!("{drive}: there is no store on it, and on others of the drives is one"),
             "name the drives of one store, or say --overwrite store to make a new one of them all",
         )),
         without => Ok(without.is_none()),

@@ -4,15 +4,14 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args;
-use nvme_driver::platform::vfio::PciAddress;
 use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, Error, MonotonicClock};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use nvme_spec::identify::IdentifyNamespace;
-use ripieno_stack::{open_drive, reset_subsystem, vfio_space};
+use ripieno_stack::{Devices, DriveAddress, open_drive, reset_subsystem, vfio_space};
 use serde::Serialize;
 
 use crate::options::{StoreFlags, Takes};
-use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, user_error};
+use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, none_of, one_line, user_error};
 use crate::size::{Size, grouped};
 use crate::table::grid;
 use crate::terminal::{self, say};
@@ -121,7 +120,7 @@ pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
         None if config.drives().is_empty() && flags.reset_subsystem => vec![None],
         None if config.drives().is_empty() => bound(),
         Some(count) => vec![None; count as usize],
-        None => config.drives().iter().copied().map(Some).collect(),
+        None => config.drives().iter().cloned().map(Some).collect(),
     };
     for device in devices {
         match examine(device, flags.reset_subsystem, &clock) {
@@ -129,7 +128,11 @@ pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
             Err(error) => {
                 say(format_args!("error: {}", one_line(&error)));
                 // A device that does not respond outranks one that cannot be opened here.
-                let is_problem = error.is::<Problem>() && code != EXIT_FAILED;
+                let problem = error.downcast_ref::<Problem>();
+                if let Some(hint) = problem.map(Problem::hint).filter(|hint| !hint.is_empty()) {
+                    say(format_args!(" hint: {hint}"));
+                }
+                let is_problem = problem.is_some() && code != EXIT_FAILED;
                 code = if is_problem { EXIT_USAGE } else { EXIT_FAILED };
             }
         }
@@ -143,10 +146,10 @@ pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
 }
 
 /// Returns the drives that are bound to VFIO; without any, a software controller.
-fn bound() -> Vec<Option<PciAddress>> {
+fn bound() -> Vec<Option<DriveAddress>> {
     let all = nvme_pci::functions(&nvme_pci::Root::machine());
-    let drives: Vec<_> =
-        all.iter().filter(|it| it.is_nvme() && it.is_vfio()).map(|it| Some(it.bdf)).collect();
+    let drives = all.iter().filter(|it| it.is_nvme() && it.is_vfio());
+    let drives: Vec<_> = drives.map(|it| Some(DriveAddress::Vfio(it.bdf))).collect();
     if !drives.is_empty() {
         return drives;
     }
@@ -156,7 +159,7 @@ fn bound() -> Vec<Option<PciAddress>> {
 }
 
 fn examine(
-    device: Option<PciAddress>,
+    device: Option<DriveAddress>,
     reset: bool,
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<Device> {
@@ -171,22 +174,32 @@ fn examine(
                 Controller::reset_subsystem(&*emu.bus(), &**clock)?;
             }
             let options = ControllerOptions::default();
-            let controller = Controller::attach(emu.bus(), clock.clone(), options)?;
-            describe("emu".to_owned(), controller)
+            let mut controller = Controller::attach(emu.bus(), clock.clone(), options)?;
+            describe("emu".to_owned(), &mut controller)
         }
-        Some(address) => {
+        Some(ref drive @ DriveAddress::Ng(_)) => {
+            none_of(
+                &[("--reset-subsystem", reset)],
+                "the kernel's driver uses the drive",
+                "bind it to vfio-pci first (nvme-bind bind)",
+            )?;
+            let mut devices = Devices::drives(std::slice::from_ref(drive));
+            devices.attach(&ControllerOptions::default(), None).map_err(user_error)?;
+            describe(drive.to_string(), &mut devices.attached()[0].controller.lock())
+        }
+        Some(DriveAddress::Vfio(address)) => {
             let space = vfio_space().map_err(user_error)?;
             if reset {
                 reset_subsystem(&space, address, clock).map_err(user_error)?;
             }
             let options = ControllerOptions::default();
-            let controller = open_drive(&space, address, clock, options).map_err(user_error)?;
-            describe(format!("vfio:{address}"), controller)
+            let mut drive = open_drive(&space, address, clock, options).map_err(user_error)?;
+            describe(format!("vfio:{address}"), &mut drive)
         }
     }
 }
 
-fn describe(device: String, mut drive: Controller) -> anyhow::Result<Device> {
+fn describe(device: String, drive: &mut Controller) -> anyhow::Result<Device> {
     let info = drive.info().clone();
     let usable: Vec<_> = drive.namespaces().iter().map(|space| (space.nsid, None)).collect();
     let refused = drive.refused_namespaces().iter();

@@ -78,9 +78,7 @@ const INSTEAD: &str = "use --executor host: the same I/O kernel, compiled for th
 pub(crate) fn user_error(error: StackError) -> anyhow::Error {
     let problem = match error {
         StackError::Unfit { why, fix } => Problem::new(why, fix),
-        StackError::Drive { drive, why, hint } => {
-            Problem::new(format!("vfio:{drive}: {why}"), hint)
-        }
+        StackError::Drive { drive, why, hint } => Problem::new(format!("{drive}: {why}"), hint),
         StackError::Cuda(error) if !error.code().is_some_and(ErrorCode::is_sticky) => {
             Problem::new(format!("--executor cuda: {error}"), INSTEAD)
         }

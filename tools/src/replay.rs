@@ -136,7 +136,7 @@ fn devices(
                 store_dir.map_or_else(|| keep::make(args, sizing), |it| Ok(Some(it)))?;
             media::devices(emu, sizing, store_dir)?
         }
-        (None, Devices::Vfio(_)) => unreachable!("they were opened"),
+        (None, Devices::Drives(_)) => unreachable!("they were opened"),
     };
     Ok((
         devices,
@@ -193,7 +193,7 @@ impl Limits {
             (Devices::Emu(emu), None) => {
                 Self { lba_bytes: emu.lba_bytes, mdts_bytes: Some(u64::from(emu.mdts)) }
             }
-            (Devices::Vfio(_), None) => Self { lba_bytes: 512, mdts_bytes: None },
+            (Devices::Drives(_), None) => Self { lba_bytes: 512, mdts_bytes: None },
         }
     }
 }
@@ -216,7 +216,7 @@ pub(crate) fn plan(args: &StoreArgs) -> Result<Plan, Problem> {
     // Drives are opened later; assume the largest LBAs.
     let lba_bytes = match &args.devices {
         Devices::Emu(emu) => emu.lba_bytes,
-        Devices::Vfio(_) => 4096,
+        Devices::Drives(_) => 4096,
     };
     let most = (SYNTHETIC_BYTES / args.shape.file_bytes(lba_bytes)).max(1);
     let count = requests.unwrap_or(SYNTHETIC_REQUESTS);

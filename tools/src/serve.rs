@@ -12,8 +12,8 @@ use clap::Args;
 use objstore::KvShape;
 use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings, UserLimits};
 use ripieno_stack::{
-    Builder, Executor, PoolMemory, StackConfig, StackError, StoreDir, StoreDirError, expand_home,
-    read_file,
+    Builder, DriveAddress, Executor, PoolMemory, StackConfig, StackError, StoreDir, StoreDirError,
+    expand_home, read_file,
 };
 use rustix::fs::Access;
 use serde::Deserialize;
@@ -259,13 +259,20 @@ impl Fixed {
     fn look(&self) -> Result<String, Problem> {
         check_folder("socket", &self.socket)?;
         let drives = self.store.drives();
-        let is_free = |at: &&_| !Path::new(&format!("/sys/bus/pci/drivers/vfio-pci/{at}")).exists();
-        if let Some(at) = drives.iter().find(is_free) {
-            let why = format!("store.devices: vfio:{at} is not bound to vfio-pci");
-            return Err(Problem::new(why, "nvme-bind list shows the drives"));
+        for drive in drives {
+            let (there, what) = match drive {
+                DriveAddress::Vfio(at) => {
+                    (format!("/sys/bus/pci/drivers/vfio-pci/{at}").into(), "not bound to vfio-pci")
+                }
+                DriveAddress::Ng(path) => (path.clone(), "not there"),
+            };
+            if !there.exists() {
+                let why = format!("store.devices: {drive} is {what}");
+                return Err(Problem::new(why, "nvme-bind list shows the drives"));
+            }
         }
         let Some(dir) = self.store.path.as_deref().map(expand_home) else {
-            return Ok(format!("{} drives are bound", drives.len()));
+            return Ok(format!("{} drives are there", drives.len()));
         };
         let at = dir.display();
         if StoreDir::exists(&dir) {

@@ -189,7 +189,7 @@ fn bad_flags_are_refused() {
     }
     // These are refused by the parser or the stack, in their own format.
     for (line, wanted) in [
-        ("--devices vfio:0000:65", "or drives: vfio:0000:65:00.0"),
+        ("--devices vfio:0000:65", "or vfio:0000:65:00.0"),
         ("--devices vfio:65:00.0 --path x", "a directory or drives"),
         ("--gpu 0", "no GPU runs"),
         ("--route direct", "to this pool there is host"),

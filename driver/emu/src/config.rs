@@ -1,6 +1,8 @@
 //! Configuration of a software controller: its identity, its limits and its namespaces.
 
-use nvme_driver::Nanos;
+use std::sync::Arc;
+
+use nvme_driver::{Nanos, platform::passthrough::Passthrough};
 
 use crate::{fault::FaultPlan, media::Media, power::PowerSwitch};
 
@@ -94,6 +96,8 @@ pub struct EmuConfig {
     pub faults: FaultPlan,
     /// Power switch, for tests that cut the power; several controllers may share one.
     pub power: Option<PowerSwitch>,
+    /// The drive of the only namespace, which answers questions about itself.
+    pub drive: Option<Arc<Passthrough>>,
 }
 
 impl Default for EmuConfig {
@@ -119,6 +123,7 @@ impl Default for EmuConfig {
             placement: None,
             faults: FaultPlan::default(),
             power: None,
+            drive: None,
         }
     }
 }

@@ -35,6 +35,7 @@ mod namespace;
 mod placement;
 mod queues;
 mod registers;
+mod relay;
 mod storage;
 mod transfer;
 
@@ -103,7 +104,12 @@ impl Controller {
             registers: Registers::new(&config),
             lifecycle: Lifecycle::default(),
             identity: Identity::new(&config),
-            storage: Storage::new(config.namespaces, config.placement, domain.copies()),
+            storage: Storage::new(
+                config.namespaces,
+                config.placement,
+                config.drive,
+                domain.copies(),
+            ),
             faults: Faults::new(config.faults, config.power),
             domain,
         }

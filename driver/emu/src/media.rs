@@ -13,6 +13,7 @@ mod sim;
 use std::fmt;
 
 use nvme_driver::{Clock, CopyError, MonotonicClock, Nanos, wait_until};
+use nvme_spec::status::Status;
 
 pub use self::{
     bandwidth::{Bandwidth, BandwidthDial, BandwidthMedia},
@@ -165,6 +166,14 @@ pub enum MediaError {
         errno: i32,
         /// Message of the operating system.
         message: String,
+    },
+    /// A drive behind the medium ended its command with an error.
+    #[error("{action} failed: {status}")]
+    Drive {
+        /// Failed action.
+        action: &'static str,
+        /// The drive's status.
+        status: Status,
     },
     /// Permanent failure: a retry would fail as well.
     #[error("{action} failed, as it was told to")]

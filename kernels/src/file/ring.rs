@@ -7,7 +7,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{
+    IoUring, cqueue, opcode,
+    squeue::{self, Entry128},
+    types,
+};
 use nvme_driver::{
     Nanos,
     platform::threads::{self, EntryThreads},
@@ -90,8 +94,21 @@ pub(super) struct Lesser {
 #[allow(clippy::large_enum_variant, reason = "a queue has one")]
 enum Way {
     Kernel(IoUring),
+    /// With entries that have room for a command.
+    Drive(IoUring<Entry128, cqueue::Entry32>),
     /// For the file.
     Threads(EntryThreads, Arc<OwnedFd>),
+}
+
+/// Does the same with either kind of ring, or something else without one.
+macro_rules! either {
+    ($way:expr, $ring:ident => $with_ring:expr, $threads:pat => $without:expr $(,)?) => {
+        match $way {
+            Way::Kernel($ring) => $with_ring,
+            Way::Drive($ring) => $with_ring,
+            $threads => $without,
+        }
+    };
 }
 
 /// The ring; made and used by one thread.
@@ -110,24 +127,39 @@ impl Ring {
         wake: &Arc<Wake>,
     ) -> io::Result<(Self, Option<Lesser>)> {
         // The thread that is woken, and a cancellation.
-        let (ring, cause) = threads::ring(transfers + 2)?;
+        let entries = transfers + 2;
+        let (ring, cause) = match target.drive {
+            Some(_) => {
+                let (ring, cause) = threads::ring(entries)?;
+                (ring.map(Way::Drive), cause)
+            }
+            None => {
+                let (ring, cause) = threads::ring(entries)?;
+                (ring.map(Way::Kernel), cause)
+            }
+        };
         let (name, remedy) = match ring {
             Some(_) => (PLAIN, "it takes more CPU time; Linux 6.1 has what is missing"),
             None => (THREADS, FORBIDDEN),
         };
         let lesser = cause.map(|cause| Lesser { name, cause, remedy });
         let way = match ring {
-            Some(ring) => {
-                ring.submitter().register_files(&[target.file.as_raw_fd()])?;
-                // Saves a look-up for each call. Linux before 5.18 does not have that.
-                let _ = ring.submitter().register_ring_fd();
-                Way::Kernel(ring)
-            }
+            Some(ring) => ring,
             None => {
                 let wake = wake.clone();
                 Way::Threads(EntryThreads::new(move || wake.wake())?, target.file.clone())
             }
         };
+        // The claims on a drive, too: they end when nothing is in the kernel any more, even if this
+        // process is killed.
+        let claims = target.drive.iter().flat_map(|drive| &drive.claims);
+        let files: Vec<_> =
+            std::iter::once(&*target.file).chain(claims).map(|file| file.as_raw_fd()).collect();
+        either!(&way, ring => {
+            ring.submitter().register_files(&files)?;
+            // Saves a look-up for each call. Linux before 5.18 does not have that.
+            let _ = ring.submitter().register_ring_fd();
+        }, Way::Threads(..) => {});
         Ok((Self { way, is_watching: false, unsubmitted: 0 }, lesser))
     }
 
@@ -135,14 +167,19 @@ impl Ring {
     ///
     /// # Safety
     /// Everything that it points to lives until its result is seen.
-    pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+    pub(super) unsafe fn push(&mut self, entry: &Entry128) -> io::Result<()> {
         for _ in 0..PUSHES_MAX {
             // SAFETY: the caller's promise.
             let is_pushed = unsafe {
                 match &mut self.way {
-                    Way::Kernel(ring) => ring.submission().push(entry).is_ok(),
+                    // The first half is all of an entry without a command.
+                    Way::Kernel(ring) => {
+                        let half: squeue::Entry = std::mem::transmute_copy(entry);
+                        ring.submission().push(&half).is_ok()
+                    }
+                    Way::Drive(ring) => ring.submission().push(entry).is_ok(),
                     Way::Threads(threads, file) => {
-                        threads.push(entry, file);
+                        threads.push(entry.clone(), file);
                         true
                     }
                 }
@@ -169,7 +206,7 @@ impl Ring {
         }
         let entry = opcode::AsyncCancel::new(transfer).build().user_data(CANCELLED);
         // SAFETY: it points to nothing.
-        unsafe { self.push(&entry) }
+        unsafe { self.push(&entry.into()) }
     }
 
     /// Submits what is queued, with one system call.
@@ -191,28 +228,27 @@ impl Ring {
             let file = types::Fd(wake.event.as_raw_fd());
             let entry = opcode::PollAdd::new(file, libc::POLLIN as u32).build().user_data(WOKEN);
             // SAFETY: it points to nothing.
-            unsafe { self.push(&entry)? };
+            unsafe { self.push(&entry.into())? };
             self.is_watching = true;
         }
         self.enter(results, time)
     }
 
     fn enter(&mut self, results: usize, time: Nanos) -> io::Result<()> {
-        let ring = match &mut self.way {
-            Way::Kernel(ring) => ring,
-            Way::Threads(threads, _) => {
-                (self.unsubmitted, _) = (0, threads.submit());
-                return Ok(());
-            }
-        };
         let span = time.duration();
         let limit = types::Timespec::new().sec(span.as_secs()).nsec(span.subsec_nanos());
         let args = types::SubmitArgs::new().timespec(&limit);
-        let entered = match results {
-            0 => ring.submit(),
-            _ => ring.submitter().submit_with_args(results, &args),
-        };
-        self.unsubmitted = ring.submission().len();
+        let (entered, unsubmitted) = either!(&mut self.way, ring => {
+            let entered = match results {
+                0 => ring.submit(),
+                _ => ring.submitter().submit_with_args(results, &args),
+            };
+            (entered, ring.submission().len())
+        }, Way::Threads(threads, _) => {
+            threads.submit();
+            (Ok(0), 0)
+        });
+        self.unsubmitted = unsubmitted;
         match entered {
             Ok(_) => Ok(()),
             // The time has passed, a signal arrived, or the kernel is short of memory or has to
@@ -224,11 +260,7 @@ impl Ring {
 
     /// Takes the results of transfers: numbers and values.
     pub(super) fn take(&mut self, wake: &Wake, results: &mut Vec<(u64, i32)>) {
-        let ring = match &mut self.way {
-            Way::Kernel(ring) => ring,
-            Way::Threads(threads, _) => return threads.take(results),
-        };
-        for entry in ring.completion() {
+        either!(&mut self.way, ring => for entry in ring.completion() {
             match entry.user_data() {
                 WOKEN => {
                     self.is_watching = false;
@@ -237,7 +269,7 @@ impl Ring {
                 CANCELLED => {}
                 transfer => results.push((transfer, entry.result())),
             }
-        }
+        }, Way::Threads(threads, _) => threads.take(results));
     }
 }
 

@@ -4,7 +4,9 @@
 use std::ptr::NonNull;
 
 use gio_uring::{ExecutorError, SharedMemory};
-use io_uring::{opcode, squeue, types};
+use io_uring::{opcode, squeue::Entry128, types};
+use nvme_driver::platform::passthrough::Passthrough;
+use nvme_spec::nvm::NvmOpcode;
 
 use super::{FileTarget, NAME, op::Object};
 use crate::memory;
@@ -16,6 +18,8 @@ pub(super) struct Parts {
     /// Number of finished parts.
     first: usize,
     offset: u64,
+    /// Bytes of the command that a drive has.
+    asked: usize,
     /// Replaces memory that direct I/O does not reach, by address or length.
     bounce: Option<SharedMemory>,
     is_bounced: bool,
@@ -44,7 +48,7 @@ impl Parts {
         let is_straight = |it: &Object| {
             it.bytes == slot_bytes
                 && it.memory.addr().get().is_multiple_of(target.memory_align)
-                && it.bytes.is_multiple_of(target.offset_align)
+                && it.bytes.is_multiple_of(target.offset_align.max(target.memory_align))
         };
         if !bounce && objects.clone().all(|object| is_straight(&object)) {
             objects.for_each(|object| self.push(object.memory, object.bytes));
@@ -94,7 +98,7 @@ impl Parts {
 
     /// Returns the rest as an entry of the submission queue. `sync`: a write is durable when it
     /// ends.
-    pub(super) fn entry(&self, file: types::Fixed, is_read: bool, sync: bool) -> squeue::Entry {
+    pub(super) fn entry(&self, file: types::Fixed, is_read: bool, sync: bool) -> Entry128 {
         let (parts, at) = (&self.parts[self.first..], self.offset);
         let flags = if sync { libc::RWF_DSYNC } else { 0 };
         // The kernel would copy a list, and allocate memory for it; a single part needs none.
@@ -103,17 +107,48 @@ impl Parts {
         {
             let base = part.iov_base.cast();
             return if is_read {
-                opcode::Read::new(file, base, len).offset(at).build()
+                opcode::Read::new(file, base, len).offset(at).build().into()
             } else {
-                opcode::Write::new(file, base, len).offset(at).rw_flags(flags).build()
+                opcode::Write::new(file, base, len).offset(at).rw_flags(flags).build().into()
             };
         }
         let (list, count) = (parts.as_ptr(), parts.len() as u32);
         if is_read {
-            opcode::Readv::new(file, list, count).offset(at).build()
+            opcode::Readv::new(file, list, count).offset(at).build().into()
         } else {
-            opcode::Writev::new(file, list, count).offset(at).rw_flags(flags).build()
+            opcode::Writev::new(file, list, count).offset(at).rw_flags(flags).build().into()
         }
+    }
+
+    /// Returns the first of the rest as a command for a drive, which does all of it or nothing.
+    /// `placement` of a write is 0, or a Placement Identifier.
+    pub(super) fn command(
+        &mut self,
+        drive: &Passthrough,
+        is_read: bool,
+        sync: bool,
+        placement: u16,
+    ) -> Entry128 {
+        let (parts, bytes_max) = (&self.parts[self.first..], drive.transfer_bytes_max);
+        let mut bytes = 0;
+        let fits = |part: &&libc::iovec| {
+            let fits = bytes + part.iov_len <= bytes_max;
+            bytes += if fits { part.iov_len } else { 0 };
+            fits
+        };
+        let count = parts.iter().take_while(fits).count();
+        let begin = libc::iovec { iov_len: bytes_max, ..parts[0] };
+        let (parts, bytes) =
+            if count == 0 { (&[begin][..], bytes_max) } else { (&parts[..count], bytes) };
+        self.asked = bytes;
+        let opcode = if is_read { NvmOpcode::READ } else { NvmOpcode::WRITE };
+        let sqe = drive.blocks(opcode, [self.offset, bytes as u64], sync, placement);
+        drive.entry(&sqe, parts)
+    }
+
+    /// Returns the bytes of the last command.
+    pub(super) fn asked(&self) -> usize {
+        self.asked
     }
 
     /// Records `moved` more bytes. Returns true once all are done.

@@ -7,7 +7,7 @@ use gio_uring::{
     NvmeStatus,
     abi::{self, Args, Iocb, Warp},
 };
-use nvme_driver::{Clock, Nanos};
+use nvme_driver::{Clock, Nanos, platform::passthrough};
 
 use super::{
     Ends, FileTarget, Reach,
@@ -371,10 +371,19 @@ impl Worker {
 
     /// Queues the rest of a transfer for the kernel.
     fn queue(&mut self, number: usize) -> io::Result<()> {
-        let OnWay { op, run, is_read, transfer, .. } = &self.slots[number];
-        let flags = self.ops[*op].as_ref().map_or(0, |op| op.iocb.flags);
-        let sync = flags & abi::FLAG_FUA != 0;
-        let entry = transfer.entry(FILE, *is_read, sync).user_data(number as u64);
+        let OnWay { op, run, is_read, transfer, .. } = &mut self.slots[number];
+        let iocb = self.ops[*op].as_ref().map(|op| op.iocb).unwrap_or_default();
+        let sync = iocb.flags & abi::FLAG_FUA != 0;
+        let entry = match &self.at.target.drive {
+            Some(drive) => {
+                let Warp { placements, placement_ids, .. } = &self.warp;
+                let known = &placement_ids[..placement_ids.len().min(*placements as usize)];
+                let id = known.get((iocb.placement as usize).wrapping_sub(1)).filter(|_| !*is_read);
+                transfer.command(drive, *is_read, sync && !*is_read, id.copied().unwrap_or(0))
+            }
+            None => transfer.entry(FILE, *is_read, sync),
+        };
+        let entry = entry.user_data(number as u64);
         self.queued += run.bytes();
         // SAFETY: its list and buffer are in the slot, which is used again only after the result;
         // the objects' memory is lent until the executor has stopped.
@@ -415,7 +424,15 @@ impl Worker {
             self.release(number);
             return Ok(());
         }
-        let status = match usize::try_from(result) {
+        let is_drive = self.at.target.drive.is_some();
+        let moved = match result {
+            0 if is_drive => Ok(slot.transfer.asked()),
+            _ => usize::try_from(result),
+        };
+        let status = match moved {
+            Ok(_) if is_drive && result > 0 => {
+                abi::STATUS_NVME | u32::from(passthrough::status_of(result).0)
+            }
             Ok(moved) if slot.transfer.advance(moved) => abi::STATUS_OK,
             // A part of it: the rest follows.
             Ok(moved) if moved > 0 => return self.queue(number),
@@ -425,7 +442,8 @@ impl Worker {
                 self.status_of(number, &error)
             }
             Err(_) => match -result {
-                libc::EINTR | libc::EAGAIN => return self.queue(number),
+                libc::EAGAIN => return self.queue(number),
+                libc::EINTR if !is_drive => return self.queue(number),
                 // Memory that the kernel cannot pin, such as a device's: the CPU can copy it.
                 libc::EFAULT if !slot.transfer.is_bounced() && self.prepare(number, true) => {
                     return self.queue(number);

@@ -63,7 +63,12 @@ impl Files {
 }
 
 fn target(file: impl Into<std::os::fd::OwnedFd>) -> FileTarget {
-    FileTarget { file: Arc::new(file.into()), memory_align: ALIGN, offset_align: ALIGN }
+    FileTarget {
+        file: Arc::new(file.into()),
+        memory_align: ALIGN,
+        offset_align: ALIGN,
+        drive: None,
+    }
 }
 
 fn executor(stack: &Stack, targets: Vec<FileTarget>) -> FileExecutor {

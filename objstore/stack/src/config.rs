@@ -13,12 +13,13 @@ use std::{
     str::FromStr,
 };
 
-use nvme_driver::{ControllerOptions, platform::vfio::PciAddress};
+use nvme_driver::ControllerOptions;
 use objstore::{DramMode, Overwrite, Route, StoreOptions};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
     address::MetricsAddress,
+    drives::DriveAddress,
     emulation::{EMU_DEPTH, EMU_QUEUES},
     error::StackError,
     executor::Executor,
@@ -61,8 +62,9 @@ macro_rules! options {
 options! {
     /// Directory of the store. Its parent must exist.
     path: PathBuf, "DIR", "none", path;
-    /// Files in the directory (1 to 64), or drives that are bound to vfio-pci:
-    /// vfio:0000:65:00.0,vfio:0000:66:00.0. Fixed when the store is made.
+    /// Files in the directory (1 to 64), or drives: ng:/dev/ng0n1,ng:/dev/ng1n1 that the kernel's
+    /// driver has, or vfio:0000:65:00.0,vfio:0000:66:00.0 that are bound to vfio-pci. Fixed when
+    /// the store is made.
     devices: DeviceChoice, "N|DRIVES", "1", DeviceChoice::from_str;
     /// Makes the store if there is none, for this many bytes on all devices together. Files are
     /// allocated at once, and never grow.
@@ -71,8 +73,8 @@ options! {
     lba: u32, "512|4096", "4096", lba;
     /// Data on drives that may be lost when the store is made.
     overwrite: Overwrite, "nothing|store|anything", "nothing", |text| word(text, &OVERWRITE);
-    /// Way to move the data. file: io_uring on the files of a directory, without NVMe. The others
-    /// run the I/O kernel: on threads, in the thread that calls the store, or on a GPU.
+    /// Way to move the data. file: io_uring, on the files of a directory or on drives ng:. The
+    /// others run the I/O kernel: on threads, in the thread that calls the store, or on a GPU.
     executor: Executor, "file|host|inline|cuda", "by devices, pool",
         |text| word(text, &EXECUTORS);
     /// The GPU's number in CUDA.
@@ -159,8 +161,8 @@ impl StackOption {
 pub enum DeviceChoice {
     /// This number of files.
     Files(u32),
-    /// Drives that are bound to vfio-pci, in the store's order.
-    Drives(Vec<PciAddress>),
+    /// Drives of one kind, in the store's order.
+    Drives(Vec<DriveAddress>),
 }
 
 impl StackConfig {
@@ -207,11 +209,17 @@ impl StackConfig {
 
     /// Returns the drives; none if the devices are files.
     #[must_use]
-    pub fn drives(&self) -> &[PciAddress] {
+    pub fn drives(&self) -> &[DriveAddress] {
         match &self.devices {
             Some(DeviceChoice::Drives(addresses)) => addresses,
             _ => &[],
         }
+    }
+
+    /// Returns true if the kernel's driver has the drives.
+    #[must_use]
+    pub fn is_passthrough(&self) -> bool {
+        matches!(self.drives(), [DriveAddress::Ng(_), ..])
     }
 
     /// Returns the number of files, if one was given.
@@ -255,7 +263,8 @@ impl StackConfig {
             PoolMemory::Gpu { memory, .. } => Some(memory.ordinal()),
             PoolMemory::Engine { .. } | PoolMemory::Own { .. } => None,
         };
-        let by_pool = on.map_or(Executor::Host, |ordinal| Executor::Cuda(CudaChoice::new(ordinal)));
+        let by_drives = if self.is_passthrough() { Executor::File } else { Executor::Host };
+        let by_pool = on.map_or(by_drives, |ordinal| Executor::Cuda(CudaChoice::new(ordinal)));
         match self.executor.unwrap_or(by_pool) {
             Executor::Cuda(choice) => Executor::Cuda(CudaChoice {
                 ordinal: self.gpu.or(on).unwrap_or(choice.ordinal),
@@ -322,19 +331,22 @@ pub fn nearest<'a>(
 impl FromStr for DeviceChoice {
     type Err = String;
 
-    /// Parses a number, or drives; vfio: also applies to the addresses behind the first one.
+    /// Parses a number, or drives; vfio: or ng: also applies to the addresses behind the first one.
     fn from_str(text: &str) -> Result<Self, String> {
-        const HINT: &str = "give a number of files, 1 to 64, or drives: vfio:0000:65:00.0";
-        let Some(drives) = text.trim().strip_prefix("vfio:") else {
+        const HINT: &str =
+            "give a number of files, 1 to 64, or drives: ng:/dev/ng0n1 or vfio:0000:65:00.0";
+        let kind = ["vfio:", "ng:"].into_iter().find(|kind| text.trim().starts_with(kind));
+        let Some(kind) = kind else {
             return match count(text, 1..=DEVICES_MAX) {
                 Ok(count) => Ok(Self::Files(count)),
                 Err(_) => Err(HINT.to_owned()),
             };
         };
         let mut addresses = Vec::new();
-        for drive in drives.split(',').map(str::trim) {
-            let drive = drive.strip_prefix("vfio:").unwrap_or(drive);
-            let address: PciAddress = drive.parse().map_err(|why| format!("{why}; {HINT}"))?;
+        for drive in text.split(',').map(str::trim) {
+            let drive = drive.strip_prefix(kind).unwrap_or(drive);
+            let address = format!("{kind}{drive}").parse();
+            let address: DriveAddress = address.map_err(|why| format!("{why}; {HINT}"))?;
             if addresses.contains(&address) {
                 return Err(format!("{drive} is named twice; name each drive once"));
             }

@@ -210,7 +210,8 @@ impl Controllers {
             let drive = &mut *device.controller.lock();
             let scratch = DmaSlice::new(memory.clone(), 0, p2p::scratch_bytes(drive))?;
             if let Some(why) = drives::prove_reach(drive, &scratch)? {
-                let why = format!("vfio:{} does not reach this memory: {why}", drive.id());
+                let name = drives::drive_name(drive.id());
+                let why = format!("{name} does not reach this memory: {why}");
                 return Err(StackError::unfit(why, "see nvme-bind doctor"));
             }
         }

@@ -7,7 +7,7 @@ use std::{
 
 use gio_kernels::{Ends, FileExecutor, FileTarget, Reach};
 use kv_catalog::{OnDevice, Superblock};
-use nvme_driver::{Clock, Controller, ControllerOptions, DmaSpace, platform::vfio::PciAddress};
+use nvme_driver::{Clock, Controller, ControllerOptions, DmaSpace};
 use nvme_emu::{Emu, EmuConfig, SimClock};
 use objstore::{ExecutorFactory, Format, Overwrite, Store, StoreDevice, StoreId};
 
@@ -15,7 +15,7 @@ use crate::{
     chosen::MemoryPlace,
     config::StackConfig,
     controllers::Controllers,
-    drives::{self, Drive, Holds},
+    drives::{self, Drive, DriveAddress, Holds, drive_name},
     emulation::{Emulation, Time},
     error::StackError,
     gpu::Gpu,
@@ -42,8 +42,8 @@ enum Location {
     StoreDir(StoreDir, Option<u32>),
     /// Software controllers, until they are made. Media are not `Sync`.
     Emulated(Mutex<Vec<EmuConfig>>),
-    /// Drives that are bound to vfio-pci, in the store's order. A drive belongs to one process at a
-    /// time.
+    /// Drives, in the store's order: all bound to vfio-pci, or all of the kernel's driver. A drive
+    /// belongs to one process at a time.
     Drives {
         drives: Vec<Drive>,
         memory: MemoryPlace,
@@ -86,8 +86,8 @@ impl Devices {
 
     /// Returns the drives at these addresses.
     #[must_use]
-    pub fn drives(addresses: &[PciAddress]) -> Self {
-        let drive = |address: &PciAddress| Drive { address: *address, identity: None };
+    pub fn drives(addresses: &[DriveAddress]) -> Self {
+        let drive = |address: &DriveAddress| Drive { address: address.clone(), identity: None };
         addresses.iter().map(drive).collect::<Vec<_>>().into()
     }
 
@@ -149,12 +149,19 @@ impl Devices {
     ) -> Result<(), StackError> {
         let clock = self.clock();
         let configs = match &mut self.location {
-            Location::Drives { drives, memory, .. } => {
+            Location::Drives { drives, memory, .. } if !is_passthrough(drives) => {
                 let (drives, peer, space) = drives::open(drives, *memory, &clock, options)?;
                 self.attached = Some(Controllers::of_drives(drives, peer, space));
                 return Ok(());
             }
             _ if self.emulation.is_some() => Vec::new(),
+            Location::Drives { drives, memory, .. } => {
+                let open = |drive: &Drive| drives::open_passthrough(&drive.address, *memory);
+                let opened = drives.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+                let configs;
+                (configs, self.files) = opened.into_iter().unzip();
+                configs
+            }
             Location::Emulated(configs) => {
                 mem::take(configs.get_mut().unwrap_or_else(PoisonError::into_inner))
             }
@@ -171,7 +178,17 @@ impl Devices {
         };
         let attached = Controllers::emulated(&emulation, &clock, options);
         self.emulation = Some(emulation);
-        self.attached = Some(attached?);
+        let mut attached = attached?;
+        if let Location::Drives { drives, .. } = &self.location {
+            for (drive, device) in drives.iter().zip(&mut attached.devices) {
+                let controller = device.controller.lock();
+                drives::check_drive(&controller)?;
+                drive.check(&drives::identity(&controller))?;
+                drop(controller);
+                drives::take_region(device);
+            }
+        }
+        self.attached = Some(attached);
         Ok(())
     }
 
@@ -213,7 +230,8 @@ impl Devices {
     pub(crate) fn has_files(&self) -> bool {
         let has_files = match &self.location {
             Location::StoreDir(dir, _) => !dir.is_slowed(),
-            Location::Emulated(_) | Location::Drives { .. } => !self.files.is_empty(),
+            Location::Drives { drives, .. } => is_passthrough(drives),
+            Location::Emulated(_) => !self.files.is_empty(),
         };
         has_files && matches!(self.time, Time::Real(_))
     }
@@ -258,12 +276,12 @@ impl Devices {
         }
     }
 
-    /// Returns the address of each attached drive, and its contents.
+    /// Returns the name of each attached drive, and its contents.
     ///
     /// # Errors
     /// Returns [`StackError::DriveIo`] if a drive fails.
     pub fn holds(&self) -> Result<Vec<(String, Holds)>, StackError> {
-        self.each(|drive| Ok((drive.id().to_owned(), drives::holds(drive)?)))
+        self.each(|drive| Ok((drive_name(drive.id()), drives::holds(drive)?)))
     }
 
     /// Marks attached drives as scratch: from here on, their contents may be lost.
@@ -348,6 +366,11 @@ pub(crate) fn shut_down(controller: &mut Controller) -> Result<(), StackError> {
     controller.shutdown().map_err(|source| StackError::Shutdown { device, source })
 }
 
+/// Returns true if the kernel's driver has the drives.
+fn is_passthrough(drives: &[Drive]) -> bool {
+    matches!(drives.first(), Some(Drive { address: DriveAddress::Ng(_), .. }))
+}
+
 /// Refuses to overwrite data on drives.
 fn check_vacant(
     devices: &[StoreDevice],
@@ -357,7 +380,7 @@ fn check_vacant(
     for (device, mut medium) in devices.iter().zip(Store::media(devices)?) {
         let (drive, held) = {
             let controller = &mut *device.controller.lock();
-            (controller.id().to_owned(), drives::holds(controller)?)
+            (drive_name(controller.id()), drives::holds(controller)?)
         };
         let found = match (held, allowed) {
             (Holds::Nothing | Holds::Scratch, _) | (_, Overwrite::Anything) => continue,

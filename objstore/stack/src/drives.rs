@@ -1,19 +1,28 @@
-//! Real drives: opened through VFIO, tested for access to their memory, and checked for contents.
+//! Real drives: opened through VFIO or the kernel's driver, tested for access to their memory, and
+//! checked for contents.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
+use gio_kernels::FileTarget;
 use kv_catalog::{FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, FormatError, OnDevice, foreign_data};
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaSlice, NamespaceInfo, QueueMemory,
     platform::{
         p2p,
+        passthrough::{Passthrough, PassthroughError},
         vfio::{BusOptions, PciAddress, PeerBar, SpaceOptions, VfioBus, VfioSpace},
     },
 };
+use nvme_emu::{EmuConfig, FileMedia};
 use nvme_spec::ids::Lba;
 use objstore::StoreDevice;
 
-use crate::{arena::Arena, chosen::MemoryPlace, error::StackError};
+use crate::{
+    arena::Arena,
+    chosen::MemoryPlace,
+    error::StackError,
+    store_dir::{StoreDirError, file_target, until_released},
+};
 
 /// Identity of a drive, independent of its address.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -30,17 +39,56 @@ const EDGE_BYTES: u64 = 1 << 20;
 /// Written to the first LBA of a drive that a replay used: the next replay may overwrite it.
 pub(crate) const MARK: &[u8] = b"ripieno replay: scratch data, may be overwritten\n";
 
+/// Where a drive is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DriveAddress {
+    /// Bound to vfio-pci.
+    Vfio(PciAddress),
+    /// A namespace that the kernel's driver has: its generic device, `/dev/ng0n1`.
+    Ng(PathBuf),
+}
+
+impl fmt::Display for DriveAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vfio(address) => write!(f, "vfio:{address}"),
+            Self::Ng(path) => write!(f, "ng:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for DriveAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(path) = text.strip_prefix("ng:") else {
+            let address = text.strip_prefix("vfio:").unwrap_or(text);
+            return Ok(Self::Vfio(address.parse().map_err(|why| format!("{why}"))?));
+        };
+        match path.starts_with('/') {
+            true => Ok(Self::Ng(path.into())),
+            false => Err(format!("{path:?} is no path from / on")),
+        }
+    }
+}
+
+/// Returns the name of a drive for users, by that of its controller.
+#[must_use]
+pub fn drive_name(id: &str) -> String {
+    if id.starts_with("ng:") { id.to_owned() } else { format!("vfio:{id}") }
+}
+
 /// A drive and its expected identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drive {
-    /// Its PCI address.
-    pub address: PciAddress,
+    /// Its address.
+    pub address: DriveAddress,
     /// The expected drive; with `None`, only the store's own check applies.
     pub identity: Option<DriveIdentity>,
 }
 
 impl Drive {
-    fn check(&self, found: &DriveIdentity) -> Result<(), StackError> {
+    pub(crate) fn check(&self, found: &DriveIdentity) -> Result<(), StackError> {
         match &self.identity {
             Some(expected) if expected != found => Err(StackError::Drive {
                 drive: self.address.to_string(),
@@ -156,7 +204,10 @@ pub(crate) fn open(
     let space = vfio_space()?;
     let mut controllers = Vec::new();
     for drive in expected {
-        let controller = open_drive(&space, drive.address, clock, options.clone())?;
+        let DriveAddress::Vfio(address) = drive.address else {
+            return Err(StackError::config("devices", "name drives of one kind, vfio: or ng:"));
+        };
+        let controller = open_drive(&space, address, clock, options.clone())?;
         check_drive(&controller)?;
         controllers.push(controller);
     }
@@ -173,14 +224,59 @@ pub(crate) fn open(
     for (drive, controller) in expected.iter().zip(&controllers) {
         drive.check(&identity(controller))?;
     }
-    Ok((controllers.into_iter().map(store_device).collect(), peer, space))
+    let mut devices: Vec<_> = controllers.into_iter().map(StoreDevice::new).collect();
+    devices.iter_mut().for_each(take_region);
+    Ok((devices, peer, space))
 }
 
-/// Returns a drive in the form that a store takes.
-fn store_device(controller: Controller) -> StoreDevice {
+/// Gives the store what is between the edges of a drive's namespace.
+pub(crate) fn take_region(device: &mut StoreDevice) {
+    let controller = device.controller.lock();
     let space = namespace(&controller);
-    let (nsid, region) = (Some(space.nsid), Some(region(space)));
-    StoreDevice { nsid, region, ..StoreDevice::new(controller) }
+    (device.nsid, device.region) = (Some(space.nsid), Some(region(space)));
+}
+
+/// Claims a namespace that the kernel's driver has. Returns a software controller for it, which
+/// asks the drive what it is, and the namespace for the file executor. Writes nothing.
+///
+/// # Errors
+/// Returns [`StackError::Drive`] if it is in use or cannot be used, or [`StackError::StoreDir`].
+pub(crate) fn open_passthrough(
+    address: &DriveAddress,
+    memory: MemoryPlace,
+) -> Result<(EmuConfig, FileTarget), StackError> {
+    let DriveAddress::Ng(path) = address else {
+        return Err(StackError::config("devices", "name drives of one kind, vfio: or ng:"));
+    };
+    let refused = |why, hint| StackError::Drive { drive: address.to_string(), why, hint };
+    if memory != MemoryPlace::Host {
+        let why = "the kernel's driver reaches host memory only".to_owned();
+        return Err(refused(why, "leave the memory out, or name the drive as vfio:"));
+    }
+    let open = || {
+        let drive = Passthrough::open(path)?;
+        let [disk, generic] = &drive.names;
+        // Not all users claim it: a virtual machine, a target for other machines.
+        match nvme_bind::users_of_disk(disk, generic).first() {
+            Some(user) => {
+                let (why, hint) = (format!("it is in use: {user}"), "end that use");
+                Err(PassthroughError { why, hint, is_busy: true })
+            }
+            None => Ok(drive),
+        }
+    };
+    let opened = until_released(open, |error| error.is_busy);
+    let drive = Arc::new(opened.map_err(|error| refused(error.why, error.hint))?);
+    let media = FileMedia::of_namespace(drive.clone(), path).map_err(StoreDirError::Media)?;
+    let target = file_target(&media);
+    let config = EmuConfig {
+        id: address.to_string(),
+        mdts_bytes: Some(drive.transfer_bytes_max as u32),
+        pci_id: drive.pci_id,
+        drive: Some(drive.clone()),
+        ..EmuConfig::default()
+    };
+    Ok((config.namespace(media, drive.namespace.lba_bytes() as u32), target))
 }
 
 /// Returns the identity of a drive.
@@ -220,7 +316,7 @@ fn prove_peer(
     for drive in controllers {
         let scratch = DmaSlice::new(bar.memory().clone(), 0, p2p::scratch_bytes(drive))?;
         if let Some(why) = prove_reach(drive, &scratch)? {
-            let (drive, place) = (drive.id().to_owned(), format!("the memory of {place}"));
+            let (drive, place) = (drive_name(drive.id()), format!("the memory of {place}"));
             return Err(StackError::Unreached { drive, place, why });
         }
     }
@@ -256,7 +352,7 @@ pub fn prove_reach(
 /// # Errors
 /// Returns [`StackError::Drive`] if it does not.
 pub fn check_drive(drive: &Controller) -> Result<(), StackError> {
-    let refused = |why, hint| StackError::Drive { drive: drive.id().to_owned(), why, hint };
+    let refused = |why, hint| StackError::Drive { drive: drive_name(drive.id()), why, hint };
     let Some(space) = drive.namespaces().first() else {
         let why: Vec<String> = drive
             .refused_namespaces()
@@ -407,8 +503,8 @@ mod tests {
     #[test]
     fn another_drive_than_expected_is_named() {
         let identity = |serial: &str| DriveIdentity { serial: serial.to_owned(), nsid: 1 };
-        let address = "0000:65:00.0".parse().unwrap();
-        let drive = |identity| Drive { address, identity };
+        let address: DriveAddress = "0000:65:00.0".parse().unwrap();
+        let drive = |identity| Drive { address: address.clone(), identity };
         let found = identity("S1");
         drive(None).check(&found).unwrap();
         drive(Some(found.clone())).check(&found).unwrap();

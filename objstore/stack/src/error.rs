@@ -82,7 +82,7 @@ pub enum StackError {
         source: VfioError,
     },
     /// A drive cannot hold a store.
-    #[error("vfio:{drive}: {why}; {hint}")]
+    #[error("{drive}: {why}; {hint}")]
     Drive {
         /// Its address.
         drive: String,
@@ -93,7 +93,7 @@ pub enum StackError {
     },
     /// Formatting would destroy the contents of a drive.
     #[error(
-        "vfio:{drive}: the drive is not empty ({found}), and formatting would destroy that; name \
+        "{drive}: the drive is not empty ({found}), and formatting would destroy that; name \
          another drive, or, if nothing on it is needed, allow it to be overwritten"
     )]
     NotEmpty {
@@ -123,7 +123,7 @@ pub enum StackError {
         all: usize,
     },
     /// A drive does not reach the memory chosen for it.
-    #[error("vfio:{drive} does not reach {place}: {why}")]
+    #[error("{drive} does not reach {place}: {why}")]
     Unreached {
         /// Its address.
         drive: String,

@@ -121,8 +121,8 @@ pub use config::{
 };
 pub use devices::Devices;
 pub use drives::{
-    Drive, DriveIdentity, Holds, check_drive, is_scratch, open_drive, prove_reach, reset_subsystem,
-    vfio_space,
+    Drive, DriveAddress, DriveIdentity, Holds, check_drive, drive_name, is_scratch, open_drive,
+    prove_reach, reset_subsystem, vfio_space,
 };
 pub use emulation::{EMU_DEPTH, EMU_QUEUES};
 pub use error::{ErrorKind, StackError};

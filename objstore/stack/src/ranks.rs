@@ -21,7 +21,7 @@ use std::{
     sync::Arc,
 };
 
-use nvme_driver::{Clock, ControllerOptions, Nanos, platform::vfio::PciAddress, wait_until};
+use nvme_driver::{Clock, ControllerOptions, Nanos, wait_until};
 use objstore::{
     DurableCatalog, Format, KvShape, Overwrite, Part, RankId, Store, StoreDevice, StoreError,
     StoreId, StoreOptions, open_catalog,
@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     devices::Devices,
-    drives::{self, Drive, DriveIdentity},
+    drives::{self, Drive, DriveAddress, DriveIdentity},
     error::StackError,
     expand_home,
     own::Process,
@@ -72,10 +72,10 @@ pub enum RankMedia {
         /// Bytes of an LBA: 512 or 4096.
         lba_bytes: u32,
     },
-    /// Drives that are bound to vfio-pci.
+    /// Drives.
     Drives {
         /// An equal number for each rank, those of the first rank first.
-        addresses: Vec<PciAddress>,
+        addresses: Vec<DriveAddress>,
         /// Maximum bytes of all ranks together; `None`: all that fits.
         bytes: Option<u64>,
         /// Data that may be overwritten when the store is made.
@@ -86,7 +86,7 @@ pub enum RankMedia {
 /// A drive of a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct RankDrive {
-    /// Its PCI address when it was last given.
+    /// Its address when it was last given. Older stores have that of PCI alone.
     address: String,
     #[serde(flatten)]
     identity: DriveIdentity,
@@ -438,7 +438,7 @@ impl Ranks {
 }
 
 /// Returns the number of drives of each rank.
-fn shares(addresses: &[PciAddress], ranks: u32) -> Result<usize, StackError> {
+fn shares(addresses: &[DriveAddress], ranks: u32) -> Result<usize, StackError> {
     let (count, all) = (addresses.len(), ranks as usize);
     let wrong = |problem| Err(StackError::Config { field: "devices", problem });
     if count == 0 || !count.is_multiple_of(all) {
@@ -448,7 +448,7 @@ fn shares(addresses: &[PciAddress], ranks: u32) -> Result<usize, StackError> {
     }
     let again = addresses.iter().enumerate().find(|(at, drive)| addresses[..*at].contains(drive));
     match again {
-        Some((_, drive)) => wrong(format!("vfio:{drive} is named twice; name each drive once")),
+        Some((_, drive)) => wrong(format!("{drive} is named twice; name each drive once")),
         None => Ok(count / all),
     }
 }

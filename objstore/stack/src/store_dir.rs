@@ -467,25 +467,33 @@ fn block_bytes(path: &Path) -> Result<u64, StoreDirError> {
 /// only after its death, and the file stays locked until then: waits for that.
 fn open_media(path: &Path, bytes: u64, read_only: bool) -> Result<FileMedia, StoreDirError> {
     let options = FileOptions { keep_space: true, read_only, ..FileOptions::default() };
+    let in_use = |error: &io::Error| {
+        matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy)
+    };
+    until_released(|| FileMedia::open(path, bytes, options), in_use).map_err(StoreDirError::Media)
+}
+
+/// Opens what a process that was killed may have for a moment yet.
+pub(crate) fn until_released<T, E>(
+    open: impl Fn() -> Result<T, E>,
+    in_use: impl Fn(&E) -> bool,
+) -> Result<T, E> {
     let clock = MonotonicClock::default();
-    let mut opened = FileMedia::open(path, bytes, options);
+    let mut opened = open();
     wait_until(&clock, clock.now() + RELEASE_TIMEOUT, || {
-        let in_use = |error: &io::Error| {
-            matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy)
-        };
-        if opened.as_ref().is_err_and(in_use) {
-            opened = FileMedia::open(path, bytes, options);
+        if opened.as_ref().is_err_and(&in_use) {
+            opened = open();
         }
-        !opened.as_ref().is_err_and(in_use)
+        !opened.as_ref().is_err_and(&in_use)
     });
-    opened.map_err(StoreDirError::Media)
+    opened
 }
 
 /// Returns the file of a medium, for the file executor.
 #[must_use]
 pub fn file_target(media: &FileMedia) -> FileTarget {
     let (file, [memory_align, offset_align]) = media.file();
-    FileTarget { file, memory_align, offset_align }
+    FileTarget { file, memory_align, offset_align, drive: media.drive().cloned() }
 }
 
 /// Refuses a directory with other files than ours, before a lock is put beside them.

@@ -325,7 +325,7 @@ fn drives_that_moved_are_looked_for_where_they_are_named_now() {
     Ranks::prepare(dir, &moved, &clock()).unwrap();
     let text = std::fs::read_to_string(&manifest).unwrap();
     let found: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(found["drives"][1]["address"], "0000:06:00.0", "{text}");
+    assert_eq!(found["drives"][1]["address"], "vfio:0000:06:00.0", "{text}");
     assert_eq!(found["drives"][1]["serial"], "S2", "{text}");
     // The identities are for opening only.
     let own = format!("{:?}", Ranks::open(dir).unwrap().devices(1).unwrap());

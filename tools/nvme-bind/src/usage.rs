@@ -274,6 +274,21 @@ impl Scene {
     }
 }
 
+/// Returns the users of a disk of the kernel's driver, each in one line, without this process and
+/// those that hold only an exclusive claim. `generic` is its other device: `nvme0n1`, `ng0n1`.
+#[must_use]
+pub fn users_of_disk(disk: &str, generic: &str) -> Vec<String> {
+    let root = Root::machine();
+    let Some(block) = Block::read(&root, disk) else { return Vec::new() };
+    let scene = Scene::read(&root);
+    let mut uses = scene.disk_users(&root, &disks::stack(&root, &block));
+    let folder = format!("/sys/class/nvme-generic/{generic}");
+    uses.extend(scene.users(&[DeviceNode::of_characters(&root, generic, &folder)]));
+    let controller = root.link_name(format!("/sys/class/block/{disk}/device"));
+    uses.extend(controller.iter().flat_map(|name| disks::passthru(&root, name)));
+    uses.iter().map(Use::sentence).collect()
+}
+
 /// Describes the process that has a device open.
 fn user(file: &OpenFile) -> Use {
     let name = file.path.strip_prefix("/dev/").filter(|name| !name.contains('/'));

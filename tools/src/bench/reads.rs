@@ -119,7 +119,8 @@ impl RawFlags {
     /// Returns flags that read these devices in transfers of up to `bytes` bytes.
     fn of_reads(args: &StoreArgs, bytes: u32, depth: u32) -> Self {
         let common = &args.common;
-        let executor = Some(args.config.executor.unwrap_or(Executor::Host));
+        let usual = if args.config.is_passthrough() { Executor::File } else { Executor::Host };
+        let executor = Some(args.config.executor.unwrap_or(usual));
         let config = StackConfig { executor, queues: Some(args.queues()), ..args.config.clone() };
         Self {
             rw: vec![Pattern::Read],

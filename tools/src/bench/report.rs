@@ -120,7 +120,7 @@ impl Setting {
         Self {
             device: match devices {
                 Devices::Emu(emu) => format!("{} x {devices}, media {}", emu.count, emu.media()),
-                Devices::Vfio(_) => devices.to_string(),
+                Devices::Drives(_) => devices.to_string(),
             },
             queues_per_device: args.queues(),
             executor: args.executor.to_string(),

@@ -210,7 +210,7 @@ impl TableFlags {
         has_costs: bool,
         interrupt: &mut Interrupt,
     ) -> anyhow::Result<Option<(Found, Vec<String>)>> {
-        let is_drive = matches!(args.devices, Devices::Vfio(_));
+        let is_drive = matches!(args.devices, Devices::Drives(_));
         if !self.reads_only
             && (!is_drive || args.config.overwrite.is_some_and(|it| it > Overwrite::Nothing))
         {

@@ -47,7 +47,9 @@ fn a_former_flag_leads_to_the_present_one_of_the_command() {
         ("bench raw /dev/nvme0n1", Some("--block /dev/nvme0n1")),
         ("bench raw /var/tmp", Some("--path /var/tmp")),
         ("inspect ./store", Some("--path ./store")),
-        ("identify /dev/nvme0n1", Some("nvme-bind list")),
+        ("identify /dev/nvme0n1", Some("--devices ng:/dev/ng0n1")),
+        ("identify /dev/ng1n1", Some("--devices ng:/dev/ng1n1")),
+        ("bench raw /dev/ng1n1", Some("--devices ng:/dev/ng1n1")),
         ("identify 65:00.0", Some("--devices vfio:65:00.0")),
         // They have no such flag, and never had one.
         ("replay --numjobs 4", None),

@@ -7,13 +7,13 @@ use anyhow::Context as _;
 use gio_kernels::cuda::DoorbellKind;
 use nvme_bind::doctor::{Finding, Verdict};
 use nvme_driver::platform::p2p;
-use nvme_driver::platform::vfio::{PciAddress, VfioSpace};
+use nvme_driver::platform::vfio::VfioSpace;
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace as _, MonotonicClock,
 };
 use ripieno_stack::{
-    CudaChoice, Gpu, Route, check_drive, open_drive, prove_reach, trial_bytes, try_kernel,
-    vfio_space,
+    CudaChoice, Devices, DriveAddress, Gpu, Route, check_drive, open_drive, prove_reach,
+    trial_bytes, try_kernel, vfio_space,
 };
 
 use crate::problem::user_error;
@@ -25,11 +25,21 @@ pub(super) const UNANSWERED: &str = "drive";
 
 /// Tests every route with every drive.
 pub(super) fn try_all(
-    addresses: &[PciAddress],
+    drives: &[DriveAddress],
     choice: CudaChoice,
     gpu: Option<&Arc<Gpu>>,
     findings: &mut Findings<'_>,
 ) -> anyhow::Result<()> {
+    let mut addresses = Vec::new();
+    for drive in drives {
+        match drive {
+            DriveAddress::Vfio(address) => addresses.push(*address),
+            DriveAddress::Ng(_) => findings.add(try_passthrough(drive))?,
+        }
+    }
+    if addresses.is_empty() {
+        return Ok(());
+    }
     let space = match vfio_space().map_err(user_error) {
         Ok(space) => space,
         Err(error) => return findings.add(failed(check(UNANSWERED, "VFIO"), &error)),
@@ -38,7 +48,7 @@ pub(super) fn try_all(
     let mut controllers = Vec::new();
     for address in addresses {
         let options = ControllerOptions::default();
-        let opened = open_drive(&space, *address, &clock, options)
+        let opened = open_drive(&space, address, &clock, options)
             .and_then(|drive| check_drive(&drive).map(|()| drive))
             .map_err(user_error);
         match opened {
@@ -62,6 +72,17 @@ pub(super) fn try_all(
         }
     }
     Ok(())
+}
+
+/// Checks that the kernel's driver passes commands to a drive on. Its own memory is host memory.
+fn try_passthrough(drive: &DriveAddress) -> Finding {
+    let mut devices = Devices::drives(std::slice::from_ref(drive));
+    match devices.attach(&ControllerOptions::default(), None).map_err(user_error) {
+        Ok(()) => check("passthrough", drive.to_string())
+            .about(Route::Host.name())
+            .says(Verdict::Ok, "the kernel's driver passes commands on; nothing was written"),
+        Err(error) => failed(check(UNANSWERED, drive.to_string()), &error),
+    }
 }
 
 /// Checks that the drives' doorbells can be mapped into the GPU, which rings them on every route.

@@ -104,7 +104,7 @@ fn drives_are_named_by_their_addresses() {
     let store = plan(&GOOD.replace(STORE, drives)).unwrap().fixed.store;
     let Some(DeviceChoice::Drives(addresses)) = store.devices else { panic!("{store:?}") };
     let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    assert_eq!(names, ["0000:65:00.0", "0000:66:00.0"]);
+    assert_eq!(names, ["vfio:0000:65:00.0", "vfio:0000:66:00.0"]);
 }
 
 #[test]

@@ -26,6 +26,9 @@ impl Controller {
         if sqe.fuse() != 0 || sqe.psdt() != Psdt::PRP {
             return Err(Status::INVALID_FIELD).into();
         }
+        if let Some(answer) = self.storage.relay(request) {
+            return answer.into();
+        }
         let done = |()| Flow::Done(Outcome::OK);
         let dword = |dw0| Flow::Done(Outcome::dw0(dw0));
         let (sqs, cqs) = (self.features.submission_queues(), self.features.completion_queues());

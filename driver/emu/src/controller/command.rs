@@ -78,6 +78,7 @@ pub(super) fn status_of(opcode: u8, error: &MediaError) -> Status {
         MediaError::Os { errno: ENOSPC, .. } => Status::CAPACITY_EXCEEDED,
         MediaError::Os { .. } if reads => Status::UNRECOVERED_READ_ERROR,
         MediaError::Os { .. } => Status::WRITE_FAULT,
+        MediaError::Drive { status, .. } => *status,
         MediaError::Failed { .. } if reads => Status::UNRECOVERED_READ_ERROR.with_dnr(),
         MediaError::Failed { .. } => Status::WRITE_FAULT.with_dnr(),
         // Base, "Data Transfer Error": the data could not be copied to or from GPU memory.

@@ -15,7 +15,7 @@ use super::{namespace::LBA_SHIFTS, registers::VERSION, storage::Storage, transfe
 use crate::{config::EmuConfig, fault::IdentifyOverrides};
 
 /// Bytes of every identify structure.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Limit of outstanding Asynchronous Event Requests, zero-based (AERL).
 pub(super) const AERL_Z: u8 = 3;
 /// Limit of outstanding Abort commands, zero-based (ACL).
@@ -226,7 +226,8 @@ fn active_namespaces(above: u32, storage: &Storage) -> Result<[u8; PAGE], Status
         return Err(Status::INVALID_NAMESPACE);
     }
     let mut list = ActiveNamespaces::default();
-    let nsids = above + 1..=storage.namespaces.len() as u32;
+    let last = storage.first - 1 + storage.namespaces.len() as u32;
+    let nsids = storage.first.max(above + 1)..=last;
     for (place, nsid) in list.nsids.iter_mut().zip(nsids) {
         *place = nsid;
     }

@@ -95,8 +95,10 @@ impl Storage {
         let (offset, len) = self.namespaces[index]
             .range(range.slba, u64::from(range.lbas().0))
             .ok_or(Status::LBA_OUT_OF_RANGE)?;
-        // DLFEAT bit 3: with DEAC the blocks are deallocated, and still read as zeroes.
-        let kind = if range.deac { MediaKind::Deallocate } else { MediaKind::WriteZeroes };
+        // DLFEAT bit 3: with DEAC the blocks are deallocated, and still read as zeroes. A drive
+        // promises that of other commands than a deallocation.
+        let may = range.deac && self.drive.is_none();
+        let kind = if may { MediaKind::Deallocate } else { MediaKind::WriteZeroes };
         Ok(self.start(request, [(index, kind, offset, len)].into_iter()))
     }
 

@@ -40,6 +40,7 @@ impl Storage {
             (DirectiveType::DATA_PLACEMENT, Some(placement)) => {
                 Ok(if specific < placement.handles { specific } else { 0 })
             }
+            (DirectiveType::DATA_PLACEMENT, None) if self.drive.is_some() => Ok(specific),
             _ => Err(Status::INVALID_FIELD),
         }
     }
@@ -47,6 +48,9 @@ impl Storage {
     /// Executes an "I/O Management Receive command".
     pub(super) fn io_management_receive(&self, request: &Request<'_>) -> Result<Flow, Status> {
         let index = self.index(request.sqe)?;
+        if self.drive.is_some() {
+            return self.relay_receive(request);
+        }
         let placement = self.placement.ok_or(Status::INVALID_OPCODE)?;
         let command = IoManagementReceive::from_sqe(request.sqe);
         let bytes = (u64::from(command.numd_z) + 1) * 4;

@@ -14,6 +14,7 @@ pub(super) const VERSION: Version = Version::new(2, 0, 0);
 #[derive(Debug)]
 pub(super) struct Registers {
     pub cap: Cap,
+    version: Version,
     pub cc: Cc,
     pub aqa: Aqa,
     pub asq: u64,
@@ -35,12 +36,13 @@ impl Registers {
             .with_nssrs(config.subsystem_reset.into())
             .with_css(1)
             .with_mpsmax(MPSMAX);
-        Self { cap, cc: Cc(0), aqa: Aqa(0), asq: 0, acq: 0, masked: 0 }
+        let version = config.drive.as_ref().map_or(VERSION, |drive| drive.version);
+        Self { cap, version, cc: Cc(0), aqa: Aqa(0), asq: 0, acq: 0, masked: 0 }
     }
 
     /// Resets to power-on values.
     pub(super) fn clear(&mut self) {
-        *self = Self { cap: self.cap, cc: Cc(0), aqa: Aqa(0), asq: 0, acq: 0, masked: 0 };
+        (self.cc, self.aqa, self.asq, self.acq, self.masked) = (Cc(0), Aqa(0), 0, 0, 0);
     }
 
     /// Returns the size of a memory page in bytes (CC.MPS).
@@ -58,7 +60,7 @@ impl Registers {
         match offset {
             reg::CAP => self.cap.0 as u32,
             0x04 => (self.cap.0 >> 32) as u32,
-            reg::VS => VERSION.0,
+            reg::VS => self.version.0,
             reg::INTMS | reg::INTMC => self.masked,
             reg::CC => self.cc.0,
             reg::AQA => self.aqa.0,

@@ -1,8 +1,8 @@
 //! The namespaces with their media.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
-use nvme_driver::Nanos;
+use nvme_driver::{Nanos, platform::passthrough::Passthrough};
 use nvme_spec::{ids::Nsid, sqe::Sqe, status::Status};
 
 use super::{
@@ -26,6 +26,10 @@ const SHUTDOWN_TOKEN: u64 = u64::MAX;
 pub(super) struct Storage {
     pub namespaces: Vec<Namespace>,
     pub placement: Option<PlacementConfig>,
+    /// The drive behind the only namespace.
+    pub drive: Option<Arc<Passthrough>>,
+    /// Identifier of the first namespace.
+    pub first: u32,
     /// Operations that failed on media.
     pub media_errors: u64,
     /// Empty lists kept for their capacity.
@@ -37,17 +41,25 @@ impl Storage {
     pub(super) fn new(
         namespaces: Vec<NamespaceConfig>,
         placement: Option<PlacementConfig>,
+        drive: Option<Arc<Passthrough>>,
         copies: Option<&Copies>,
     ) -> Self {
         let namespaces =
             namespaces.into_iter().map(|config| Namespace::new(config, copies)).collect();
-        Self { namespaces, placement, media_errors: 0, spare: Vec::new(), done: Vec::new() }
+        let first = drive.as_ref().map_or(1, |drive| drive.namespace.nsid.0);
+        let (spare, done) = (Vec::new(), Vec::new());
+        Self { namespaces, placement, drive, first, media_errors: 0, spare, done }
     }
 
     /// Returns the namespace `nsid`.
     pub(super) fn active(&self, nsid: u32) -> Result<&Namespace, Status> {
+        self.namespaces.get(self.place(nsid)).ok_or(Status::INVALID_NAMESPACE)
+    }
+
+    /// Returns the index that a namespace has, if it exists.
+    pub(super) fn place(&self, nsid: u32) -> usize {
         // "Namespace Identifier": 0 and FFFFFFFFh wrap to nonexistent indices.
-        self.namespaces.get(nsid.wrapping_sub(1) as usize).ok_or(Status::INVALID_NAMESPACE)
+        nsid.wrapping_sub(self.first) as usize
     }
 
     /// Returns the index of the namespace of `sqe`.
@@ -56,7 +68,7 @@ impl Storage {
         if self.active(sqe.nsid)?.formatting {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
-        Ok(sqe.nsid as usize - 1)
+        Ok(self.place(sqe.nsid))
     }
 
     /// Returns the indices of the namespaces that `nsid` selects.
@@ -64,7 +76,7 @@ impl Storage {
         if nsid == Nsid::ALL.0 {
             return Ok(0..self.namespaces.len());
         }
-        self.active(nsid).map(|_| nsid as usize - 1..nsid as usize)
+        self.active(nsid).map(|_| self.place(nsid)..self.place(nsid) + 1)
     }
 
     /// Returns the number of operations in flight on media, including cancelled ones.

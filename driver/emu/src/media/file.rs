@@ -2,7 +2,8 @@
 //!
 //! Bytes go directly between file and DMA memory if direct I/O supports its alignment; else through
 //! a bounce buffer. Operations are queued in `submit` and passed to the kernel together in `poll`,
-//! with one system call. Threads carry them out where `io_uring` is forbidden.
+//! with one system call. Threads carry them out where `io_uring` is forbidden. For a namespace that
+//! the kernel's driver has, operations are NVMe commands, which threads send.
 #![allow(unsafe_code, reason = "gives the kernel addresses to read and write asynchronously")]
 
 use std::{
@@ -13,13 +14,26 @@ use std::{
     sync::Arc,
 };
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{
+    IoUring, opcode,
+    squeue::{self, Entry128},
+    types,
+};
 use nvme_driver::{
     Clock, MonotonicClock, Nanos,
-    platform::threads::{self, EntryThreads},
+    platform::{
+        passthrough::{PAGE, Passthrough, status_of},
+        threads::{self, EntryThreads},
+    },
     wait_until,
 };
+use nvme_spec::{
+    ids::Cid,
+    nvm::{DatasetManagement, DatasetRange, NvmOpcode},
+    sqe::Sqe,
+};
 use rustix::fs::{FallocateFlags, FlockOperation};
+use zerocopy::IntoBytes as _;
 
 use self::{
     buffers::Buffers,
@@ -128,11 +142,24 @@ impl FileMedia {
         })?;
         let capacity = capacity(&file, path, bytes)?;
         let limits = limits(&file, path, options.direct)?;
-        Self::over(file, path, capacity, limits, options)
+        Self::over(Arc::new(file), path, capacity, limits, options)
+    }
+
+    /// Creates the medium of a namespace, which `path` names in messages.
+    ///
+    /// # Errors
+    /// Returns the operating system's error if there is no memory or thread for it.
+    pub fn of_namespace(drive: Arc<Passthrough>, path: &Path) -> io::Result<Self> {
+        let space = &drive.namespace;
+        let limits = Limits { memory_align: PAGE, offset_align: space.lba_bytes() as usize };
+        let (file, options) = (drive.file.clone(), FileOptions::default());
+        let mut made = Self::over(file, path, space.bytes(), limits, options)?;
+        made.ring = Ring::Threads(EntryThreads::new(|| {})?, Some(drive));
+        Ok(made)
     }
 
     fn over(
-        file: OwnedFd,
+        file: Arc<OwnedFd>,
         path: &Path,
         capacity: u64,
         limits: Limits,
@@ -145,7 +172,7 @@ impl FileMedia {
         })?;
         Ok(Self {
             ring,
-            file: Arc::new(file),
+            file,
             path: path.to_owned(),
             capacity,
             limits,
@@ -170,13 +197,30 @@ impl FileMedia {
         (self.file.clone(), [self.limits.memory_align, self.limits.offset_align])
     }
 
+    /// Returns the namespace, if that is the file.
+    #[must_use]
+    pub fn drive(&self) -> Option<&Arc<Passthrough>> {
+        match &self.ring {
+            Ring::Threads(_, drive) => drive.as_ref(),
+            Ring::Kernel(_) => None,
+        }
+    }
+
     /// Starts `op` in a free slot. The caller has checked both.
     fn start(&mut self, op: MediaOp, slot: u32) -> Option<MediaDone> {
         let mut transfer = self.spare.pop().unwrap_or_default();
-        if matches!(op.kind, MediaKind::Read | MediaKind::Write { .. })
-            && let Err(error) =
+        let prepared = match (op.kind, self.drive().cloned()) {
+            (MediaKind::Read | MediaKind::Write { .. }, _) => {
                 transfer.prepare(&op, self.limits, &self.drain, &mut self.buffers, false)
-        {
+            }
+            (MediaKind::Deallocate, Some(drive)) => {
+                let [slba, lbas] = [op.offset, op.len].map(|it| it >> drive.namespace.lba_shift);
+                let range = DatasetRange { attributes: 0, lbas: lbas as u32, slba };
+                transfer.carry(range.as_bytes(), &mut self.buffers)
+            }
+            _ => Ok(()),
+        };
+        if let Err(error) = prepared {
             self.free.push(slot);
             return Some(op.done(Err(MediaError::os("allocating a bounce buffer", &error))));
         }
@@ -190,15 +234,17 @@ impl FileMedia {
     fn queue(&mut self, slot: u32) {
         let Some(flight) = &self.slots[slot as usize] else { return };
         let file = types::Fd(self.file.as_raw_fd());
-        let entry = flight.entry(file, self.keep_space).user_data(u64::from(slot));
+        let entry = || flight.entry(file, self.keep_space).user_data(u64::from(slot));
         // SAFETY: everything the entry points to lives until its completion: the list of parts and
         // the bounce buffer in the slot, the memory behind them by the operation's sg_list, the
         // drain and the file in `self`. A slot is emptied only by `finish`, or leaked.
         let pushed = unsafe {
             match &mut self.ring {
-                Ring::Kernel(ring) => ring.submission().push(&entry).is_ok(),
-                Ring::Threads(threads) => {
-                    threads.push(&entry, &self.file);
+                Ring::Kernel(ring) => ring.submission().push(&entry()).is_ok(),
+                Ring::Threads(threads, drive) => {
+                    let command = drive.as_ref().map(|drive| flight.command(drive));
+                    let command = command.map(|it| it.user_data(u64::from(slot)));
+                    threads.push(command.unwrap_or_else(|| entry().into()), &self.file);
                     true
                 }
             }
@@ -216,7 +262,7 @@ impl FileMedia {
     fn hand_over(&mut self) {
         let ring = match &mut self.ring {
             Ring::Kernel(ring) => ring,
-            Ring::Threads(threads) => {
+            Ring::Threads(threads, _) => {
                 (self.unsubmitted, _) = (0, threads.submit());
                 return;
             }
@@ -250,6 +296,7 @@ impl FileMedia {
             lane.bytes = 0;
             done.extend(lane.backlog.drain(..).map(|op| op.done(Err(error.clone()))));
         }
+        std::mem::forget(self.drive().cloned());
         let drain = HostMap::anonymous(1).map(|small| std::mem::replace(&mut self.drain, small));
         std::mem::forget(drain);
     }
@@ -261,7 +308,7 @@ impl FileMedia {
                 let results = ring.completion().map(|entry| (entry.user_data(), entry.result()));
                 self.reaped.extend(results);
             }
-            Ring::Threads(threads) => threads.take(&mut self.reaped),
+            Ring::Threads(threads, _) => threads.take(&mut self.reaped),
         }
     }
 
@@ -280,8 +327,9 @@ impl FileMedia {
 
     /// Handles a result of the kernel. Returns `None` if the operation continues.
     fn finish(&mut self, slot: u32, result: i32) -> Option<MediaDone> {
+        let is_drive = self.drive().is_some();
         let flight = self.slots.get_mut(slot as usize)?.as_mut()?;
-        let outcome = match flight.advance(result) {
+        let outcome = match flight.advance(result, is_drive) {
             _ if flight.cancelled => Ok(()),
             // Interrupted: the submitting thread ended, or a signal arrived.
             Step::Again => {
@@ -451,19 +499,44 @@ impl Flight {
         }
     }
 
-    fn advance(&mut self, result: i32) -> Step {
+    /// Returns the operation as a command for a drive.
+    fn command(&self, drive: &Passthrough) -> Entry128 {
+        let MediaOp { offset, len, placement, .. } = self.op;
+        let plain = |opcode: NvmOpcode| Sqe::new(opcode.0, Cid(0), drive.namespace.nsid);
+        let blocks = |opcode, fua| drive.blocks(opcode, [offset, len], fua, placement);
+        let sqe = match self.op.kind {
+            MediaKind::Read => blocks(NvmOpcode::READ, false),
+            MediaKind::Write { fua } => blocks(NvmOpcode::WRITE, fua),
+            MediaKind::WriteZeroes => blocks(NvmOpcode::WRITE_ZEROES, false),
+            MediaKind::Flush => plain(NvmOpcode::FLUSH),
+            MediaKind::Deallocate => {
+                let mut sqe = plain(NvmOpcode::DATASET_MANAGEMENT);
+                DatasetManagement { nr_z: 0, deallocate: true }.write_to(&mut sqe);
+                sqe
+            }
+        };
+        drive.entry(&sqe, self.transfer.rest_of(0).0)
+    }
+
+    fn advance(&mut self, result: i32, is_drive: bool) -> Step {
         let action = match self.op.kind {
             MediaKind::Read => "reading the file",
             MediaKind::Write { .. } => "writing the file",
             MediaKind::Flush => "flushing the file",
             MediaKind::Deallocate | MediaKind::WriteZeroes => "zeroing a range of the file",
         };
+        if is_drive && result >= 0 {
+            let failed = MediaError::Drive { action, status: status_of(result) };
+            return Step::Done(if result == 0 { Ok(()) } else { Err(failed) });
+        }
         let Ok(moved) = usize::try_from(result) else {
             let error = io::Error::from_raw_os_error(-result);
             let zeroing = matches!(self.op.kind, MediaKind::Deallocate | MediaKind::WriteZeroes);
             return match -result {
-                libc::EINTR | libc::EAGAIN | libc::ECANCELED => Step::Again,
-                libc::EOPNOTSUPP if zeroing => Step::NoHoles,
+                libc::ECANCELED => Step::Again,
+                // A command was cancelled, which may have been a flush: no other replaces it.
+                libc::EINTR | libc::EAGAIN if !is_drive => Step::Again,
+                libc::EOPNOTSUPP if zeroing && !is_drive => Step::NoHoles,
                 libc::EFAULT if self.transfer.is_straight() => Step::Unpinnable,
                 _ => Step::Done(Err(MediaError::os(action, &error))),
             };
@@ -602,7 +675,8 @@ enum Issuer {
 #[allow(clippy::large_enum_variant, reason = "a medium has one")]
 enum Ring {
     Kernel(IoUring),
-    Threads(EntryThreads),
+    /// For the file, or as commands for a namespace.
+    Threads(EntryThreads, Option<Arc<Passthrough>>),
 }
 
 impl Ring {
@@ -610,7 +684,7 @@ impl Ring {
     fn has_results_to_fetch(&mut self) -> bool {
         match self {
             Self::Kernel(ring) => ring.submission().taskrun(),
-            Self::Threads(_) => false,
+            Self::Threads(..) => false,
         }
     }
 }
@@ -621,7 +695,10 @@ fn ring(depth: u32, issuer: Issuer) -> io::Result<Ring> {
         Issuer::Any => threads::unless_forbidden(|| IoUring::new(depth))?.ok(),
     };
     // Nobody sleeps until there is a result: the controller polls.
-    made.map_or_else(|| EntryThreads::new(|| {}).map(Ring::Threads), |ring| Ok(Ring::Kernel(ring)))
+    made.map_or_else(
+        || EntryThreads::new(|| {}).map(|it| Ring::Threads(it, None)),
+        |ring| Ok(Ring::Kernel(ring)),
+    )
 }
 
 fn transient(error: &io::Error) -> bool {

@@ -9,20 +9,30 @@ use std::{
     thread,
 };
 
-use io_uring::{IoUring, opcode, squeue::Entry};
+use io_uring::{
+    IoUring, cqueue, opcode,
+    squeue::{self, Entry128},
+};
 use zerocopy::FromBytes;
+
+use super::passthrough;
 
 /// A disk gains little from more reads at a time, and each one costs a stack and two switches.
 const THREADS_MAX: usize = 16;
 
+/// A ring, and why there is none, or not the best.
+pub type MadeRing<S, C> = (Option<IoUring<S, C>>, Option<io::Error>);
+
 /// Makes a ring for one thread, whose results wait until that thread asks for them. Linux before
 /// 6.1 does not have that: then a plain ring, and its error. `None` and the reason if `io_uring` is
-/// forbidden.
+/// forbidden. Rings of large entries carry commands for drives.
 ///
 /// # Errors
 /// Returns other errors of the operating system: too little memory, or too many open files.
-pub fn ring(entries: u32) -> io::Result<(Option<IoUring>, Option<io::Error>)> {
-    let mut builder = IoUring::builder();
+pub fn ring<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    entries: u32,
+) -> io::Result<MadeRing<S, C>> {
+    let mut builder = IoUring::<S, C>::builder();
     builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
     let why = match unless_forbidden(|| builder.build(entries)) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => error,
@@ -30,7 +40,7 @@ pub fn ring(entries: u32) -> io::Result<(Option<IoUring>, Option<io::Error>)> {
         Ok(Ok(ring)) => return Ok((Some(ring), None)),
         Ok(Err(why)) => return Ok((None, Some(why))),
     };
-    Ok((Some(IoUring::new(entries)?), Some(why)))
+    Ok((Some(IoUring::builder().build(entries)?), Some(why)))
 }
 
 /// Makes a ring; returns the reason if `io_uring` is forbidden.
@@ -64,16 +74,17 @@ struct Sqe {
     len: u32,
     op_flags: u32,
     user_data: u64,
-    rest: [u64; 3],
+    rest: u64,
+    command: [u8; 80],
 }
 
-const _: () = assert!(size_of::<Sqe>() == size_of::<Entry>(), "an entry has another layout");
+const _: () = assert!(size_of::<Sqe>() == size_of::<Entry128>(), "an entry has another layout");
 
 /// An entry, and the file that it is about.
-type Queued = (Entry, Arc<OwnedFd>);
+type Queued = (Entry128, Arc<OwnedFd>);
 
-/// A submission and a completion queue, like those of an [`IoUring`], for reads, writes, `fsync`
-/// and `fallocate`. Entries run in any order, up to 16 at a time.
+/// A submission and a completion queue, like those of an [`IoUring`], for reads, writes, `fsync`,
+/// `fallocate` and commands for drives. Entries run in any order, up to 16 at a time.
 pub struct EntryThreads {
     desk: Arc<Desk>,
     unsubmitted: Vec<Queued>,
@@ -120,8 +131,8 @@ impl EntryThreads {
     ///
     /// # Safety
     /// Everything that it points to lives until its result is taken. Its descriptor is not used.
-    pub unsafe fn push(&mut self, entry: &Entry, file: &Arc<OwnedFd>) {
-        self.unsubmitted.push((entry.clone(), file.clone()));
+    pub unsafe fn push(&mut self, entry: impl Into<Entry128>, file: &Arc<OwnedFd>) {
+        self.unsubmitted.push((entry.into(), file.clone()));
     }
 
     /// Returns the number of entries that the threads do not have yet.
@@ -231,7 +242,7 @@ impl Desk {
 }
 
 /// Carries out an entry. Returns what the kernel would: a number of bytes, or a negative error.
-fn run(entry: &Entry, file: RawFd) -> i32 {
+fn run(entry: &Entry128, file: RawFd) -> i32 {
     // SAFETY: the type is the kernel's structure, and nothing else; every pattern is a value.
     let sqe: Sqe = unsafe { mem::transmute_copy(entry) };
     let address = std::ptr::with_exposed_provenance_mut(sqe.address as usize);
@@ -267,6 +278,9 @@ fn run(entry: &Entry, file: RawFd) -> i32 {
             opcode::Fallocate::CODE => {
                 let (mode, len) = (sqe.len.cast_signed(), sqe.address.cast_signed());
                 libc::fallocate(file, mode, at, len) as isize
+            }
+            opcode::UringCmd80::CODE => {
+                return passthrough::run(file, sqe.offset as u32, sqe.command);
             }
             _ => return -libc::EINVAL,
         }

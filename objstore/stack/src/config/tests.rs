@@ -39,18 +39,28 @@ fn every_kind_of_value_is_read() {
     let addresses = ["65:00.0", "66:00.0"].map(|address| address.parse().unwrap());
     let devices = Some(DeviceChoice::Drives(addresses.into()));
     assert_eq!(drives, StackConfig { devices, ..StackConfig::default() });
+    assert_eq!(drives.executor(&PoolMemory::Own { blocks: 1 }), Executor::Host);
+    let kept = parsed(r#"{"devices": "ng:/dev/ng0n1,/dev/ng1n1"}"#).unwrap();
+    let names: Vec<String> = kept.drives().iter().map(ToString::to_string).collect();
+    assert_eq!(names, ["ng:/dev/ng0n1", "ng:/dev/ng1n1"]);
+    assert_eq!(kept.executor(&PoolMemory::Own { blocks: 1 }), Executor::File);
 }
 
 #[test]
 fn a_wrong_value_is_named_with_what_can_be_given() {
     for (name, text, why) in [
         ("path", " ", "the name of a directory"),
-        ("devices", "0", "1 to 64, or drives: vfio:"),
-        ("devices", "65", "1 to 64, or drives: vfio:"),
-        ("devices", "/dev/nvme0n1", "or drives: vfio:"),
-        ("devices", "", "or drives: vfio:"),
-        ("devices", "vfio:nvme0", "or drives: vfio:"),
+        ("devices", "0", "1 to 64, or drives: ng:"),
+        ("devices", "65", "1 to 64, or drives: ng:"),
+        ("devices", "/dev/nvme0n1", "or drives: ng:"),
+        ("devices", "", "or drives: ng:"),
+        ("devices", "vfio:nvme0", "or drives: ng:"),
         ("devices", "vfio:65:00.0,0000:65:00.0", "named twice"),
+        ("devices", "ng:/dev/ng0n1,ng:/dev/ng0n1", "named twice"),
+        ("devices", "ng:ng0n1", "no path from / on"),
+        ("devices", "/dev/ng0n1", "or drives: ng:"),
+        ("devices", "vfio:65:00.0,ng:/dev/ng0n1", "or drives: ng:"),
+        ("devices", "ng:/dev/ng0n1,vfio:65:00.0", "no path from / on"),
         ("capacity", "many", "a number and a unit"),
         ("capacity", "3.5", "a number and a unit"),
         ("lba", "520", "give 512 or 4096"),

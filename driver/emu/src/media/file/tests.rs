@@ -19,7 +19,10 @@ fn hanging() -> (FileMedia, PipeWriter) {
     let (reader, writer) = pipe().unwrap();
     let limits = Limits { memory_align: 1, offset_align: 1 };
     let options = FileOptions { depth: 4, ..FileOptions::default() };
-    let media = FileMedia::over(reader.into(), "pipe".as_ref(), 64 << 20, limits, options);
+    let media = {
+        let file = Arc::new(OwnedFd::from(reader));
+        FileMedia::over(file, "pipe".as_ref(), 64 << 20, limits, options)
+    };
     (media.unwrap(), writer)
 }
 

@@ -18,7 +18,7 @@ use crate::{
 /// Alignment that the filesystem requires for direct I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Alignment of memory addresses.
+    /// Alignment of memory addresses, and of the lengths of parts.
     pub(super) memory_align: usize,
     /// Alignment of lengths and of file offsets.
     pub(super) offset_align: usize,
@@ -27,7 +27,8 @@ pub(super) struct Limits {
 impl Limits {
     fn allow(self, entry: SgEntry) -> bool {
         let address = entry.host.map_or(0, |host| host.as_ptr().addr());
-        address.is_multiple_of(self.memory_align) && entry.len.is_multiple_of(self.offset_align)
+        let unit = self.memory_align.max(self.offset_align);
+        address.is_multiple_of(self.memory_align) && entry.len.is_multiple_of(unit)
     }
 }
 
@@ -89,6 +90,18 @@ impl Transfer {
             self.parts
                 .push(libc::iovec { iov_base: bounce.at(0, len).as_ptr().cast(), iov_len: len });
         }
+        Ok(())
+    }
+
+    /// Lists a copy of `bytes`, for a command that has data beside the operation's.
+    pub(super) fn carry(&mut self, bytes: &[u8], buffers: &mut Buffers) -> io::Result<()> {
+        self.rest();
+        let buffer = buffers.make(bytes.len())?;
+        let to = buffer.at(0, bytes.len()).as_ptr();
+        // SAFETY: `at` checked the buffer, which is new.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        self.parts.push(libc::iovec { iov_base: to.cast(), iov_len: bytes.len() });
+        self.bounce = Some(buffer);
         Ok(())
     }
 

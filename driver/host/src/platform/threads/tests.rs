@@ -22,7 +22,7 @@ fn reading(into: &mut [u8]) -> (EntryThreads, PipeWriter, Arc<OwnedFd>) {
     for (at, byte) in into.iter_mut().enumerate() {
         let entry = opcode::Read::new(NO_FILE, &raw mut *byte, 1).build().user_data(at as u64);
         // SAFETY: the test keeps the byte until nobody has the pipe any more.
-        unsafe { threads.push(&entry, &reader) };
+        unsafe { threads.push(entry.clone(), &reader) };
     }
     threads.submit();
     (threads, writer, reader)
@@ -39,7 +39,7 @@ fn what_was_not_begun_is_not_begun_after_the_end() {
     let byte = [7u8];
     let entry = opcode::Write::new(NO_FILE, byte.as_ptr(), 1).build();
     // SAFETY: the byte lives to the end.
-    unsafe { threads.push(&entry, &file) };
+    unsafe { threads.push(entry.clone(), &file) };
     threads.submit();
     drop(threads);
     writer.write_all(&[7; READS as usize]).unwrap();
@@ -60,7 +60,7 @@ fn only_what_no_thread_has_begun_is_given_up() {
     let mut one_more = 0;
     let entry = opcode::Read::new(NO_FILE, &raw mut one_more, 1).build().user_data(READS);
     // SAFETY: the byte lives to the end.
-    unsafe { threads.push(&entry, &reader) };
+    unsafe { threads.push(entry.clone(), &reader) };
     threads.submit();
     threads.cancel(READS);
     let mut results = Vec::new();
