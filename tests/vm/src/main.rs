@@ -28,6 +28,7 @@ mod faults;
 mod hardware;
 mod host;
 mod kmsg;
+mod ng;
 mod odd;
 mod pci;
 mod peer;
@@ -56,6 +57,7 @@ const SUITES: &[Suite] = &[
     faults::SUITE,
     replay::SUITE,
     odd::SUITE,
+    ng::SUITE,
     python::SUITE,
     vllm::SUITE,
 ];

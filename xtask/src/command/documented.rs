@@ -30,6 +30,7 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("sudo ", "it changes the machine"),
     ("systemctl", "it changes the machine"),
     ("vfio:", "it needs a drive"),
+    ("ng:", "it needs a drive"),
     ("10.0.0.", "it names other machines"),
     ("cargo install", "it installs programs for the user"),
     ("cargo xtask", "it is a step of CI, or its tests"),

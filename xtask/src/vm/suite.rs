@@ -76,6 +76,11 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         nvme: true,
+        is_odd: true,
+        ..suite("ng", "namespaces that the kernel's driver keeps, by passthrough: who gets which")
+    },
+    Suite {
+        nvme: true,
         files: Files::Python,
         ..suite("python", "a store of the Python package, in files on a drive")
     },
@@ -428,7 +433,7 @@ mod tests {
         for (index, suite) in SUITES.iter().enumerate() {
             assert!(SUITES[..index].iter().all(|other| other.name != suite.name));
             let blacklisted = suite.kernel_arguments().contains("initcall_blacklist=nvme_init");
-            assert_eq!(blacklisted, !["bind", "python", "vllm"].contains(&suite.name));
+            assert_eq!(blacklisted, !["bind", "ng", "python", "vllm"].contains(&suite.name));
         }
     }
 
