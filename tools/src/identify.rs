@@ -401,9 +401,9 @@ mod tests {
         let config = EmuConfig { placement, mdts_bytes: None, ..EmuConfig::new("emu0") };
         let emu = Emu::new(EmuDomain::new("identify"), config.namespace(media, 4096)).unwrap();
         let _runner = EmuRunner::spawn(vec![emu.clone()], clock.clone()).unwrap();
-        let drive = Controller::attach(emu.bus(), clock, ControllerOptions::default()).unwrap();
+        let mut drive = Controller::attach(emu.bus(), clock, ControllerOptions::default()).unwrap();
         let nguid = digits(&drive.namespaces()[0].nguid);
-        let device = describe("emu".to_owned(), drive).unwrap();
+        let device = describe("emu".to_owned(), &mut drive).unwrap();
         let [space] = &*device.namespaces else { panic!("{device:?}") };
         assert_eq!(space.nguid, nguid);
         let text = device.text();
