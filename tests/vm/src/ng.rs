@@ -295,6 +295,14 @@ fn start(device: &str) -> Result<Child> {
     Ok(child)
 }
 
+/// Fails unless a store opens at once, and its data is right.
+fn is_whole(device: &str) -> Result<()> {
+    fsck(device)?;
+    let again = replay(device, &format!("{KEEP} --requests 60"))?;
+    ensure!(again["store"] == "opened", "{again}");
+    Ok(())
+}
+
 /// Kills a replay that evicts, with commands in the drive: the store opens at once, and its data is
 /// right.
 fn a_store_survives_a_kill() -> Result<()> {
@@ -304,9 +312,7 @@ fn a_store_survives_a_kill() -> Result<()> {
         let mut child = start(&device)?;
         child.kill()?;
         child.wait()?;
-        fsck(&device)?;
-        let again = replay(&device, &format!("{KEEP} --requests 60"))?;
-        ensure!(again["store"] == "opened", "{again}");
+        is_whole(&device)?;
     }
     Ok(())
 }
@@ -463,10 +469,7 @@ fn a_namespace_of_two_controllers_has_an_owner() -> Result<()> {
     ensure!(child.try_wait()?.is_none(), "the store ended");
     child.kill()?;
     child.wait()?;
-    fsck(&device)?;
-    let again = replay(&device, &format!("{KEEP} --requests 60"))?;
-    ensure!(again["store"] == "opened", "{again}");
-    Ok(())
+    is_whole(&device)
 }
 
 /// Places, serial number and namespace are those of a store that vfio-pci made.
