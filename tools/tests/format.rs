@@ -259,7 +259,10 @@ fn block_devices_are_guarded_and_undone() {
     assert!(place.files().is_empty(), "nothing half-done is left");
     // O_EXCL, as mkfs and mount open it.
     let busy = fs::File::options().write(true).custom_flags(libc::O_EXCL).open(&device.0).unwrap();
-    place.refused(&format!("{line} --overwrite anything"), &[&device.0, "busy"]);
+    place.refused(
+        &format!("{line} --overwrite anything"),
+        &[&device.0, "it is in use: ", "open in all-"],
+    );
     drop(busy);
     assert!(place.files().is_empty(), "nothing half-done is left");
     assert_eq!(fs::read(&device.0).unwrap(), before);

@@ -95,5 +95,6 @@ pub use grant::{
 };
 pub use info::{Capabilities, ControllerInfo, DsmLimits};
 pub use namespace::{LbaRange, NamespaceError, NamespaceInfo};
+pub use nvme_pci::{Use, users_of_disk};
 pub use options::{ControllerOptions, DescriptorPreference, WaitMode};
 pub use state::{ResetCount, State};

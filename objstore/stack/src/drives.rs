@@ -9,7 +9,7 @@ use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaSlice, NamespaceInfo, QueueMemory,
     platform::{
         p2p,
-        passthrough::{Passthrough, PassthroughError},
+        passthrough::Passthrough,
         vfio::{BusOptions, PciAddress, PeerBar, SpaceOptions, VfioBus, VfioSpace},
     },
 };
@@ -253,19 +253,7 @@ pub(crate) fn open_passthrough(
         let why = "the kernel's driver reaches host memory only".to_owned();
         return Err(refused(why, "leave the memory out, or name the drive as vfio:"));
     }
-    let open = || {
-        let drive = Passthrough::open(path)?;
-        let [disk, generic] = &drive.names;
-        // Not all users claim it: a virtual machine, a target for other machines.
-        match nvme_bind::users_of_disk(disk, generic).first() {
-            Some(user) => {
-                let (why, hint) = (format!("it is in use: {user}"), "end that use");
-                Err(PassthroughError { why, hint, is_busy: true })
-            }
-            None => Ok(drive),
-        }
-    };
-    let opened = until_released(open, |error| error.is_busy);
+    let opened = until_released(|| Passthrough::open(path), |error| error.is_busy);
     let drive = Arc::new(opened.map_err(|error| refused(error.why, error.hint))?);
     let media = FileMedia::of_namespace(drive.clone(), path).map_err(StoreDirError::Media)?;
     let target = file_target(&media);

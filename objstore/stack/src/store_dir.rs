@@ -473,7 +473,7 @@ fn open_media(path: &Path, bytes: u64, read_only: bool) -> Result<FileMedia, Sto
     until_released(|| FileMedia::open(path, bytes, options), in_use).map_err(StoreDirError::Media)
 }
 
-/// Opens what a process that was killed may have for a moment yet.
+/// Opens what a process that was killed may have for a moment yet: then `in_use` is true.
 pub(crate) fn until_released<T, E>(
     open: impl Fn() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,
@@ -481,10 +481,11 @@ pub(crate) fn until_released<T, E>(
     let clock = MonotonicClock::default();
     let mut opened = open();
     wait_until(&clock, clock.now() + RELEASE_TIMEOUT, || {
-        if opened.as_ref().is_err_and(&in_use) {
+        let is_final = !opened.as_ref().is_err_and(&in_use);
+        if !is_final {
             opened = open();
         }
-        !opened.as_ref().is_err_and(&in_use)
+        is_final
     });
     opened
 }

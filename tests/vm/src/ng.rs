@@ -342,10 +342,14 @@ fn a_mounted_namespace_is_refused() -> Result<()> {
     tool(&format!("mke2fs -F {disk}"))?;
     tool(&format!("mount -t ext2 {disk} /mnt"))?;
     fs::write("/mnt/file", "kept")?;
-    let refusal = refused(&device, &[&device, &disk, "mounted"]);
+    let words = [&disk["/dev/".len()..], "mounted /mnt"];
+    let refusal = refused(&device, &[&[&*device], &words[..]].concat());
+    let block = ripieno(&format!("bench raw --runtime 1 --block {disk}"))?;
     let text = fs::read_to_string("/mnt/file");
     tool("umount /mnt")?;
     refusal?;
+    let is_named = words.iter().all(|word| block.err.contains(word));
+    ensure!(is_named && block.code == Some(REFUSED), "{block:?}");
     ensure!(text? == "kept");
     Ok(())
 }
@@ -375,7 +379,7 @@ fn a_store_keeps_others_out() -> Result<()> {
     make(&device)?;
     let mut child = start(&device)?;
     let mut others = || -> Result<()> {
-        refused(&device, &["another store"])?;
+        refused(&device, &["open in ripieno"])?;
         let block = ripieno(&format!("bench raw --runtime 1 --block {disk}"))?;
         ensure!(block.code == Some(REFUSED), "{block:?}");
         let mount = program::run("mount", &["-t", "ext2", &disk, "/mnt"])?;
@@ -397,7 +401,7 @@ fn other_claims_keep_a_store_out() -> Result<()> {
     let (device, disk) = (ng(DRIVE_B, 0)?, disk(DRIVE_B, 0)?);
     make(&device)?;
     let claim = File::options().read(true).write(true).custom_flags(libc::O_EXCL).open(&disk)?;
-    refused(&device, &[&disk, "claiming"])?;
+    refused(&device, &["in use", "open in vm-tests"])?;
     drop(claim);
     // Not all users claim it.
     let open = File::open(&disk)?;

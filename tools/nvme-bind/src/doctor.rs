@@ -16,9 +16,9 @@ use serde_json::{Map, Value};
 use crate::drive::{self, Drive};
 use crate::gpu::{Gpu, gpus};
 use crate::pci::Root;
-use crate::pci::{self, Function};
+use crate::pci::{self, Function, Use};
 use crate::report::Paint;
-use crate::usage::{Claims, Scene, Usage, Use};
+use crate::usage::{Claims, Scene, Usage};
 
 pub use finding::{Finding, Report, Verdict};
 

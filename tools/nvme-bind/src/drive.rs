@@ -2,28 +2,8 @@
 
 use std::path::Path;
 
-use crate::pci::Root;
-use crate::pci::{self, Function, PciAddress};
+use crate::pci::{self, Block, Function, PciAddress, Root};
 use crate::problem::{Problem, Result};
-
-/// A disk, partition or stacked device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Block {
-    /// `nvme0n1`.
-    pub(crate) name: String,
-    /// `major:minor`.
-    pub(crate) number: String,
-    pub(crate) bytes: u64,
-}
-
-impl Block {
-    pub(crate) fn read(root: &Root, name: &str) -> Option<Self> {
-        let folder = format!("/sys/class/block/{name}");
-        let number = root.text(format!("{folder}/dev"))?;
-        let sectors: u64 = root.number(format!("{folder}/size")).unwrap_or(0);
-        Some(Self { name: name.to_owned(), number, bytes: sectors.saturating_mul(512) })
-    }
-}
 
 /// A function of class NVMe; its other attributes are known only while the kernel's driver owns it.
 #[derive(Debug, Clone)]

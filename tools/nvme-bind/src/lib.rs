@@ -54,7 +54,6 @@ use nvme_pci as pci;
 
 pub use cli::{command, run};
 pub use report::Paint;
-pub use usage::users_of_disk;
 
 /// The version of the programs in this workspace: `0.1.0 (0123456789ab)` if built from a checkout.
 pub const VERSION: &str = env!("RIPIENO_VERSION");

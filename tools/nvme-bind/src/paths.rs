@@ -3,9 +3,9 @@
 
 use serde::Serialize;
 
-use crate::drive::{self, Block, Drive};
+use crate::drive::{self, Drive};
 use crate::journal::Record;
-use crate::pci::{Function, PciAddress, Root};
+use crate::pci::{Block, Function, PciAddress, Root};
 
 /// Another path.
 #[derive(Debug, Clone, Serialize)]

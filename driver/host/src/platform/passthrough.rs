@@ -10,6 +10,7 @@ use std::{
 };
 
 use io_uring::{opcode::UringCmd80, squeue::Entry128, types::Fixed};
+use nvme_pci::{Use, users_of_disk};
 use nvme_spec::{
     admin::{AdminOpcode, Cns, Identify},
     identify::{CommandSet, IdentifyController, IdentifyNamespace, NamespaceDescriptors},
@@ -93,7 +94,7 @@ pub struct PassthroughError {
     pub why: String,
     /// Remedy.
     pub hint: &'static str,
-    /// True if something else has it: a mount, another store, a process that was killed.
+    /// True if nothing visible has it: a process that was killed, until its I/O has ended.
     pub is_busy: bool,
 }
 
@@ -109,8 +110,6 @@ pub struct Passthrough {
     /// Its block device, and those of other paths to it. Whoever uses the device keeps them, too,
     /// until nothing is in the kernel any more.
     pub claims: Vec<OwnedFd>,
-    /// Names of its block device and of its generic device in sysfs.
-    pub names: [String; 2],
     /// Its properties.
     pub namespace: NamespaceInfo,
     /// Version of its controller.
@@ -152,12 +151,13 @@ impl Passthrough {
             return Err(refused("it is no namespace with blocks", hint));
         };
         let claims = claim(&block)?;
+        // Not all users claim it: a virtual machine, a target for other machines.
+        let [disk, other] = [&block, &generic].map(|path| name(path));
+        unused(&users_of_disk(&disk, &other))?;
         let (namespace, version) = identify(&file, Nsid(nsid.cast_unsigned()))?;
-        let name = |of: &PathBuf| of.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self {
             file: Arc::new(file),
             claims,
-            names: [&block, &generic].map(name),
             namespace,
             version,
             pci_id: pci_id(&block),
@@ -316,32 +316,41 @@ fn pci_id(block: &Path) -> Option<(u16, u16)> {
     Some((read("vendor")?, read("device")?))
 }
 
+/// Returns the name of a device by its folder.
+fn name(folder: &Path) -> String {
+    folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Refuses a namespace that has users.
+fn unused(users: &[Use]) -> Result<(), PassthroughError> {
+    let in_use = |user: &Use| refused(format!("it is in use: {}", user.sentence()), "end that use");
+    users.first().map_or(Ok(()), |user| Err(in_use(user)))
+}
+
 /// Claims a block device, and those of other paths to the same namespace.
 fn claim(block: &Path) -> Result<Vec<OwnedFd>, PassthroughError> {
-    let name = |folder: &Path| fs::read_to_string(folder.join("wwid")).ok();
+    let wwid = |folder: &Path| fs::read_to_string(folder.join("wwid")).ok();
     let all = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
     let same = all.filter_map(|entry| fs::canonicalize(entry.path()).ok()).filter(|it| {
         it == block
-            || (name(it).is_some_and(|it| name(block) == Some(it))
+            || (wwid(it).is_some_and(|it| wwid(block) == Some(it))
                 // The kernel's own paths of what it shows as one device.
                 && number(&it.join("hidden")) != Some(1))
     });
     let claim = |folder: PathBuf| {
-        let path = Path::new("/dev").join(folder.file_name().unwrap_or_default());
+        let disk = name(&folder);
+        let path = Path::new("/dev").join(&disk);
         let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
         let opened = rustix::fs::open(&path, flags, Mode::empty());
         let why = |error| format!("claiming {} failed: {error}", path.display());
         match opened {
             Ok(file) if self::folder(&file, "block").as_ref() == Some(&folder) => Ok(file),
             Ok(_) => Err(refused(format!("{} is another device", path.display()), "see /dev")),
-            Err(Errno::BUSY) => Err(PassthroughError {
-                is_busy: true,
-                ..refused(
-                    why(Errno::BUSY),
-                    "a file system on it is mounted, or another store or something else uses it: \
-                     see lsblk and /proc/mounts",
-                )
-            }),
+            Err(Errno::BUSY) => {
+                unused(&users_of_disk(&disk, ""))?;
+                let hint = "something uses it that is not visible from here: see lsblk";
+                Err(PassthroughError { is_busy: true, ..refused(why(Errno::BUSY), hint) })
+            }
             Err(error) => Err(refused(why(error), "the store needs that device, too, for a claim")),
         }
     };

@@ -8,11 +8,11 @@ use crate::execute::half_done;
 use crate::journal::{Phase, Record};
 use crate::owner::Owner;
 use crate::paths;
-use crate::pci::{self, Function, PciAddress};
+use crate::pci::{self, Function, PciAddress, Use, UseKind};
 use crate::persist::{self, Boot};
 use crate::plan::{self, Former, Step};
 use crate::problem::{Kind, Problem, Result};
-use crate::usage::{Claims, Kind as UseKind, Scene, Usage, Use};
+use crate::usage::{Claims, Scene, Usage};
 
 /// Arguments of `bind`.
 #[derive(Debug, Clone, Default, clap::Args)]

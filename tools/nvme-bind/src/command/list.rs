@@ -8,10 +8,10 @@ use super::{Host, Reply};
 use crate::drive::{self, Drive};
 use crate::gpu;
 use crate::paths::{self, OtherPath};
-use crate::pci::{PciAddress, VFIO};
+use crate::pci::{PciAddress, Use, VFIO};
 use crate::report::{self, Paint, or_dash};
 use crate::topology::{self, Distance};
-use crate::usage::{Claims, Scene, Use};
+use crate::usage::{Claims, Scene};
 
 /// A row of the list.
 #[derive(Debug, Serialize)]

@@ -6,10 +6,10 @@ use super::{Host, Reply};
 use crate::drive;
 use crate::execute::{Site, half_done};
 use crate::journal::Record;
-use crate::pci::{Function, PciAddress};
+use crate::pci::{Function, PciAddress, Use};
 use crate::plan::Former;
 use crate::problem::{Kind, Problem, Result};
-use crate::usage::{Scene, Use};
+use crate::usage::Scene;
 
 /// Arguments of `unbind`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -160,7 +160,8 @@ fn unused(host: &Host<'_>, records: &[Record]) -> Result<()> {
     for record in records {
         let function = Function::read(host.root, record.bdf).filter(Function::is_vfio);
         let function = function.into_iter();
-        users.extend(function.flat_map(|function| scene.vfio_users(host.root, &function)));
+        users
+            .extend(function.flat_map(|function| scene.users.of_function(host.root, function.bdf)));
     }
     users.dedup();
     if users.is_empty() {

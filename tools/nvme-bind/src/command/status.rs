@@ -6,10 +6,10 @@ use serde_json::json;
 
 use super::{Host, Reply};
 use crate::journal::{Phase, Record};
-use crate::pci::{self, Function, PciAddress};
+use crate::pci::{self, Function, PciAddress, Use};
 use crate::problem::Kind;
 use crate::report::{self, Paint, or_dash};
-use crate::usage::{Scene, Use};
+use crate::usage::Scene;
 
 /// A row of the status.
 #[derive(Debug, Serialize)]
@@ -126,7 +126,10 @@ fn row(host: &Host<'_>, scene: &Scene, bdf: PciAddress, record: Option<&Record>)
         steps: record.map_or(0, |record| record.steps.len()),
         next_step: stopped.and_then(|record| Some(record.steps.get(record.done)?.line())),
         persist: record.map(Record::kept).unwrap_or_default(),
-        users: function.iter().flat_map(|function| scene.vfio_users(root, function)).collect(),
+        users: function
+            .iter()
+            .flat_map(|function| scene.users.of_function(root, function.bdf))
+            .collect(),
     }
 }
 

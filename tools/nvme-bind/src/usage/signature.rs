@@ -4,9 +4,7 @@
 
 use kv_catalog::{FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, SUPERBLOCK_MAGIC, foreign_data};
 
-use super::{Kind, Use};
-use crate::drive::Block;
-use crate::pci::Root;
+use crate::pci::{Block, Root, Use, UseKind};
 
 /// Offsets of a store's superblock: of one that has the whole device, and of one that leaves room
 /// for other formats' metadata.
@@ -34,9 +32,9 @@ pub(super) fn uses(root: &Root, block: &Block) -> (Vec<Use>, Option<String>) {
     let found = found.map(|Found { what, is_member, pool }| {
         let is_imported = |pool: &String| root.exists(format!("/proc/spl/kstat/zfs/{pool}"));
         if let Some(pool) = pool.as_ref().filter(|pool| is_imported(pool)) {
-            return Use::new(Kind::Zfs, block.name.clone(), pool.clone());
+            return Use::new(UseKind::Zfs, block.name.clone(), pool.clone());
         }
-        let kind = if is_member { Kind::Member } else { Kind::Data };
+        let kind = if is_member { UseKind::Member } else { UseKind::Data };
         let pool = pool.map(|pool| format!(" ({pool})")).unwrap_or_default();
         Use::new(kind, block.name.clone(), format!("{what}{pool}"))
     });

@@ -2,7 +2,7 @@
 
 use std::{io, os::fd::OwnedFd, path::Path};
 
-use nvme_driver::remedy;
+use nvme_driver::{Use, remedy, users_of_disk};
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags},
     io::Errno,
@@ -31,18 +31,28 @@ pub(super) fn open(path: &Path, make: bool, options: FileOptions) -> io::Result<
     flags.set(OFlags::EXCL, block_device);
     flags.set(OFlags::CREATE, make && !block_device && !read_only);
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|error| {
+        // A mount does not end by waiting, as the I/O of a process that was killed does.
+        let user = (error == Errno::BUSY).then(|| user(path)).flatten();
+        if let Some(user) = user {
+            let why = format!("{}: it is in use: {user}; end that use", path.display());
+            return io::Error::other(why);
+        }
         let hint = match error {
             Errno::INVAL if direct => {
                 "its filesystem has no direct I/O (O_DIRECT): use another one, or say direct: false"
             }
-            Errno::BUSY => {
-                "a file system on it is mounted, or something else uses it: see lsblk and \
-                 /proc/mounts"
-            }
+            Errno::BUSY => "something uses it that is not visible from here: see lsblk",
             _ => "check the path and its permissions",
         };
         explain(path, "opening it", error, hint)
     })
+}
+
+/// Returns a visible user of a block device.
+fn user(path: &Path) -> Option<String> {
+    let real = std::fs::canonicalize(path).ok()?;
+    let name = real.file_name()?.to_str()?;
+    users_of_disk(name, "").first().map(Use::sentence)
 }
 
 fn is_block_device(found: &rustix::fs::Stat) -> bool {

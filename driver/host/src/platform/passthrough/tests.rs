@@ -15,7 +15,6 @@ fn namespace() -> Passthrough {
     Passthrough {
         file: Arc::new(file.into()),
         claims: Vec::new(),
-        names: Default::default(),
         namespace: NamespaceInfo::check(Nsid(3), &data).unwrap(),
         version: Version(0),
         transfer_bytes_max: 256 << 10,

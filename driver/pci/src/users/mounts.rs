@@ -2,24 +2,24 @@
 
 use std::collections::BTreeSet;
 
-use crate::pci::Root;
+use crate::Root;
 
 /// One line of mountinfo, or of /proc/mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mount {
+pub(super) struct Mount {
     /// `major:minor`; an anonymous number for btrfs and similar, empty if unknown.
-    pub(crate) number: String,
-    pub(crate) source: String,
+    pub(super) number: String,
+    pub(super) source: String,
     /// Further devices that its options name, such as an external log.
-    pub(crate) others: Vec<String>,
-    pub(crate) target: String,
-    pub(crate) fs: String,
+    pub(super) others: Vec<String>,
+    pub(super) target: String,
+    pub(super) fs: String,
     /// A process in its namespace, if that is not our own.
-    pub(crate) pid: Option<u32>,
+    pub(super) pid: Option<u32>,
 }
 
 /// Returns the mounts of our namespace, then those found only in others.
-pub(crate) fn read(root: &Root) -> Vec<Mount> {
+pub(super) fn read(root: &Root) -> Vec<Mount> {
     let mut mounts = match root.text("/proc/self/mountinfo") {
         Some(text) => text.lines().filter_map(mountinfo).collect(),
         None => Vec::new(),
@@ -86,7 +86,7 @@ fn devices(options: &str) -> Vec<String> {
 
 impl Mount {
     /// Returns the paths of its devices. The source of a bcachefs is all of them: `/dev/a:/dev/b`.
-    pub(crate) fn devices(&self) -> impl Iterator<Item = String> + '_ {
+    pub(super) fn devices(&self) -> impl Iterator<Item = String> + '_ {
         let parts = self.source.split(":/").enumerate();
         let parts = parts.map(|(at, part)| match at {
             0 => part.to_owned(),
@@ -97,7 +97,7 @@ impl Mount {
 }
 
 /// Decodes octal escapes: a space is `\040` in these files.
-pub(crate) fn unescaped(text: &str) -> String {
+pub(super) fn unescaped(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut whole = parts.next().unwrap_or_default().to_owned();
     for part in parts {

@@ -1,27 +1,22 @@
 //! Users of a disk: partitions, arrays, volumes, filesystems, swap.
 
-use super::{Kind, Mount, Use};
-use crate::drive::Block;
-use crate::pci::Root;
+use super::{Mount, Use, UseKind};
+use crate::{Block, Root};
 
 /// A device in the stack on a disk.
 #[derive(Debug, Clone)]
-pub(crate) struct Node {
-    pub(crate) block: Block,
+pub(super) struct Node {
+    pub(super) block: Block,
     /// True for the disk or a partition of it, false for devices built on top.
-    pub(crate) is_own: bool,
+    pub(super) is_own: bool,
     /// The disk or partition below it.
     own: String,
 }
 
 /// Returns the disk, its partitions, and all devices built on them.
-pub(crate) fn stack(root: &Root, disk: &Block) -> Vec<Node> {
+pub(super) fn read(root: &Root, disk: &Block) -> Vec<Node> {
     let node = |block: Block| Node { own: block.name.clone(), block, is_own: true };
-    let mut nodes = vec![node(disk.clone())];
-    let folder = format!("/sys/block/{}", disk.name);
-    let is_partition = |name: &String| root.exists(format!("{folder}/{name}/partition"));
-    let partitions = root.names(&folder).into_iter().filter(is_partition);
-    nodes.extend(partitions.filter_map(|name| Block::read(root, &name)).map(node));
+    let mut nodes: Vec<Node> = disk.clone().with_partitions(root).into_iter().map(node).collect();
     let mut next = 0;
     while next < nodes.len() {
         let Node { block, own, .. } = nodes[next].clone();
@@ -36,7 +31,7 @@ pub(crate) fn stack(root: &Root, disk: &Block) -> Vec<Node> {
 }
 
 /// Returns the devices built on the disk.
-pub(crate) fn holders(root: &Root, stack: &[Node]) -> Vec<Use> {
+pub(super) fn holders(root: &Root, stack: &[Node]) -> Vec<Use> {
     let tops = stack.iter().filter(|node| !node.is_own);
     tops.map(|node| {
         let name = &node.block.name;
@@ -44,12 +39,12 @@ pub(crate) fn holders(root: &Root, stack: &[Node]) -> Vec<Use> {
         let uuid = root.text(format!("{folder}/dm/uuid")).unwrap_or_default();
         let label = root.text(format!("{folder}/dm/name"));
         let kind = match uuid.split('-').next() {
-            Some("LVM") => Kind::Lvm,
-            Some("CRYPT") => Kind::Crypt,
-            _ if label.is_some() => Kind::DeviceMapper,
-            _ if name.starts_with("md") => Kind::Md,
-            _ if name.starts_with("bcache") => Kind::Bcache,
-            _ => Kind::Holder,
+            Some("LVM") => UseKind::Lvm,
+            Some("CRYPT") => UseKind::Crypt,
+            _ if label.is_some() => UseKind::DeviceMapper,
+            _ if name.starts_with("md") => UseKind::Md,
+            _ if name.starts_with("bcache") => UseKind::Bcache,
+            _ => UseKind::Holder,
         };
         let level = root.text(format!("{folder}/md/level"));
         let more = label.or(level).map(|text| format!(" ({text})")).unwrap_or_default();
@@ -59,7 +54,7 @@ pub(crate) fn holders(root: &Root, stack: &[Node]) -> Vec<Use> {
 }
 
 /// Returns mounted filesystems and swap on the stack.
-pub(crate) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use> {
+pub(super) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use> {
     let swaps = root.text("/proc/swaps").unwrap_or_default();
     let swaps: Vec<String> = swaps
         .lines()
@@ -86,9 +81,9 @@ pub(crate) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use>
             }
             is_mounted = true;
             let kind = if mount.target == "/" && mount.pid.is_none() {
-                Kind::RootFilesystem
+                UseKind::RootFilesystem
             } else {
-                Kind::Mount
+                UseKind::Mount
             };
             let pid = mount.pid.map(|pid| format!(" in the namespace of pid {pid}"));
             let by = format!("{} ({}{via}){}", mount.target, mount.fs, pid.unwrap_or_default());
@@ -99,17 +94,17 @@ pub(crate) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use>
             uses.push(Use::new(*kind, node.own.clone(), by));
         }
         if swaps.contains(name) {
-            uses.push(Use::new(Kind::Swap, node.own.clone(), via.trim_start()));
+            uses.push(Use::new(UseKind::Swap, node.own.clone(), via.trim_start()));
         }
     }
     uses
 }
 
 /// Returns users without a holder entry: mdstat, loop devices, zram, and targets that export it.
-pub(crate) fn elsewhere(root: &Root, stack: &[Node]) -> Vec<Use> {
+pub(super) fn elsewhere(root: &Root, stack: &[Node]) -> Vec<Use> {
     let mdstat = root.text("/proc/mdstat").unwrap_or_default();
-    let backed = [("loop/backing_file", Kind::Loop), ("backing_dev", Kind::Zram)];
-    let mut users: Vec<(Kind, String, String)> = Vec::new();
+    let backed = [("loop/backing_file", UseKind::Loop), ("backing_dev", UseKind::Zram)];
+    let mut users: Vec<(UseKind, String, String)> = Vec::new();
     for name in root.names("/sys/block") {
         for (file, kind) in backed {
             let path = root.text(format!("/sys/block/{name}/{file}"));
@@ -126,7 +121,7 @@ pub(crate) fn elsewhere(root: &Root, stack: &[Node]) -> Vec<Use> {
         for line in mdstat.lines().filter(|line| line.contains(" : ")) {
             if line.split(' ').any(|word| word.starts_with(&member)) {
                 let array = line.split(' ').next().unwrap_or_default();
-                uses.push(Use::new(Kind::Md, node.own.clone(), format!("{array} in mdstat")));
+                uses.push(Use::new(UseKind::Md, node.own.clone(), format!("{array} in mdstat")));
             }
         }
         let own = users.iter().filter(|(_, device, _)| device == name);
@@ -148,7 +143,7 @@ fn device_name(root: &Root, path: &str) -> Option<String> {
 const NVME_TARGET: &str = "/sys/kernel/config/nvmet/subsystems";
 
 /// Returns the devices that the kernel's NVMe target exports, and the names of its subsystems.
-fn nvme_targets(root: &Root) -> Vec<(Kind, String, String)> {
+fn nvme_targets(root: &Root) -> Vec<(UseKind, String, String)> {
     let mut users = Vec::new();
     for subsystem in root.names(NVME_TARGET) {
         let folder = format!("{NVME_TARGET}/{subsystem}/namespaces");
@@ -157,20 +152,20 @@ fn nvme_targets(root: &Root) -> Vec<(Kind, String, String)> {
         for export in namespaces.chain([format!("{NVME_TARGET}/{subsystem}/passthru")]) {
             let path = root.text(format!("{export}/device_path")).filter(|_| is_on(root, &export));
             let device = path.and_then(|path| device_name(root, &path));
-            users.extend(device.map(|device| (Kind::NvmeTarget, device, subsystem.clone())));
+            users.extend(device.map(|device| (UseKind::NvmeTarget, device, subsystem.clone())));
         }
     }
     users
 }
 
 /// Returns the uses of a controller that go around its disks.
-pub(crate) fn passthru(root: &Root, controller: &str) -> Vec<Use> {
+pub(super) fn passthru(root: &Root, controller: &str) -> Vec<Use> {
     let users = nvme_targets(root).into_iter().filter(|(_, device, _)| device == controller);
     users.map(|(kind, device, by)| Use::new(kind, device, by)).collect()
 }
 
 /// Returns the devices that the kernel's SCSI target (iSCSI, Fibre Channel) exports.
-fn scsi_targets(root: &Root) -> Vec<(Kind, String, String)> {
+fn scsi_targets(root: &Root) -> Vec<(UseKind, String, String)> {
     const TARGET: &str = "/sys/kernel/config/target/core";
     let mut users = Vec::new();
     for adapter in root.names(TARGET) {
@@ -185,7 +180,7 @@ fn scsi_targets(root: &Root) -> Vec<(Kind, String, String)> {
             users.extend(
                 devices
                     .filter(|_| is_on)
-                    .map(|device| (Kind::ScsiTarget, device, format!("{adapter}/{name}"))),
+                    .map(|device| (UseKind::ScsiTarget, device, format!("{adapter}/{name}"))),
             );
         }
     }
@@ -198,17 +193,17 @@ fn is_on(root: &Root, folder: &str) -> bool {
 }
 
 /// Returns the devices of each mounted filesystem that says which it has.
-fn families(root: &Root) -> Vec<(Kind, Vec<String>)> {
+fn families(root: &Root) -> Vec<(UseKind, Vec<String>)> {
     let names = |folder: &str| {
         let ids = root.names(folder).into_iter();
         ids.map(|id| format!("{folder}/{id}")).collect::<Vec<_>>()
     };
     let btrfs = names("/sys/fs/btrfs").into_iter();
-    let btrfs = btrfs.map(|folder| (Kind::Btrfs, root.names(format!("{folder}/devices"))));
+    let btrfs = btrfs.map(|folder| (UseKind::Btrfs, root.names(format!("{folder}/devices"))));
     let bcachefs = names("/sys/fs/bcachefs").into_iter().map(|folder| {
         let devices = root.names(&folder).into_iter();
         let block = |device| root.link_name(format!("{folder}/{device}/block"));
-        (Kind::Bcachefs, devices.filter_map(block).collect())
+        (UseKind::Bcachefs, devices.filter_map(block).collect())
     });
     btrfs.chain(bcachefs).filter(|(_, devices)| !devices.is_empty()).collect()
 }
