@@ -17,6 +17,7 @@ Exit codes:
 
 mod check;
 mod contexts;
+mod fio;
 mod load;
 mod measure;
 mod points;
@@ -26,6 +27,7 @@ mod session;
 mod table;
 
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -105,6 +107,7 @@ Examples:
   ripieno bench raw --devices vfio:0000:65:00.0 --bs 4k,128k    # only reads
   ripieno bench raw --devices vfio:0000:65:00.0 --rw randwrite --overwrite anything
   ripieno bench raw --block /dev/nvme1n1 --json
+  ripieno bench raw --path /var/tmp --against fio              # the same by fio, in turns
 
 A drive is only read, unless --rw names writes; then it must be blank, or --overwrite names what is
 not needed. A block device must not be in use, and is opened by a software controller.
@@ -127,6 +130,12 @@ pub(crate) enum Pattern {
     Randread,
     Randwrite,
     Randrw,
+}
+
+/// Program to compare with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Against {
+    Fio,
 }
 
 /// Pattern, with the part of reads.
@@ -211,6 +220,10 @@ pub(crate) struct RawFlags {
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load",
         value_parser = size::count::<u64>(0..=u64::MAX))]
     seed: u64,
+
+    /// Measure the same by this program, in turns and on the same files
+    #[arg(long, value_name = "PROGRAM", value_enum, help_heading = "Load")]
+    against: Option<Against>,
 
     /// Block devices, each behind a software controller, instead of files
     #[arg(long, value_name = "PATH", help_heading = "Devices", value_delimiter = ',',
@@ -372,6 +385,16 @@ impl<'a> Raw<'a> {
         let executor = Some(config.executor.unwrap_or(usual));
         let executor = flags.path.executor(&StackConfig { executor, ..config.clone() })?;
         let target = Target::new(flags, executor)?;
+        let has_files = match &target {
+            Target::Devices(devices) => devices.emu().is_some_and(|emu| emu.dir.is_some()),
+            Target::Blocks(..) => true,
+        };
+        if flags.against.is_some() && !has_files {
+            return Err(Problem::new(
+                format!("--against fio: fio cannot use {}", target.name()),
+                "name files or block devices, with --path or --block",
+            ));
+        }
         let route = config.route.unwrap_or(Route::Host);
         if route == Route::Staged {
             return Err(Problem::new(
@@ -473,17 +496,23 @@ impl<'a> Raw<'a> {
         }
     }
 
-    /// Returns the devices; drives are attached and claimed.
-    fn devices(&self) -> anyhow::Result<ripieno_stack::Devices> {
+    /// Returns the devices, and the paths of the files that they are; drives are attached and
+    /// claimed.
+    fn devices(&self) -> anyhow::Result<(ripieno_stack::Devices, Vec<String>)> {
         match &self.target {
             Target::Devices(Devices::Emu(emu)) => {
                 let bytes = self.emu_bytes(emu);
-                let config = |index| Ok(media::scratch(emu, bytes, true, index)?.0);
-                Ok((0..emu.count).map(config).collect::<anyhow::Result<Vec<_>>>()?.into())
+                let one = |index| media::scratch(emu, bytes, true, index);
+                let all = (0..emu.count).map(one).collect::<anyhow::Result<Vec<_>>>()?;
+                let (configs, files): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+                // They have no names. The media keep them open.
+                let path = |number| format!("/proc/{}/fd/{number}", std::process::id());
+                let numbers = files.iter().flatten().map(|it| it.file.as_raw_fd());
+                Ok((configs.into(), numbers.map(path).collect()))
             }
             Target::Devices(Devices::Drives(addresses)) => {
                 let drives = ripieno_stack::Devices::drives(addresses);
-                Ok(drives.memory(self.flags.path.memory))
+                Ok((drives.memory(self.flags.path.memory), Vec::new()))
             }
             Target::Blocks(paths, lba_bytes) => {
                 let config = |(index, path): (usize, &PathBuf)| {
@@ -492,7 +521,9 @@ impl<'a> Raw<'a> {
                     Ok(config.namespace(media, *lba_bytes))
                 };
                 let configs = paths.iter().enumerate().map(config);
-                Ok(configs.collect::<anyhow::Result<Vec<_>>>()?.into())
+                let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
+                let names = paths.iter().map(|path| path.display().to_string());
+                Ok((configs.into(), names.collect()))
             }
         }
     }
@@ -508,7 +539,7 @@ impl<'a> Raw<'a> {
     /// Builds everything. With the I/O kernel in the calling thread, that thread also runs the
     /// software controllers.
     fn open(&self, gpu: Option<&Arc<Gpu>>) -> anyhow::Result<Bench> {
-        let mut devices = self.devices()?;
+        let (mut devices, files) = self.devices()?;
         if self.executor == Executor::Inline {
             devices = devices.simulated(SimClock::real());
         }
@@ -536,7 +567,8 @@ impl<'a> Raw<'a> {
             .gpu(gpu.cloned());
         let stack = builder.open_raw(self.contexts).map_err(user_error)?;
         let queues = u32::from(self.flags.queues());
-        let bench = Bench::new(stack, self.flags.size, queues, self.flags.seed)?;
+        let mut bench = Bench::new(stack, self.flags.size, queues, self.flags.seed)?;
+        bench.files = files;
         let largest = u64::from(self.loads.iter().map(|load| load.bytes).max().unwrap_or(0));
         for (area, (controller, _)) in bench.areas.iter().zip(bench.stack.ring.controllers()) {
             let name = controller.lock().id().to_owned();
@@ -578,28 +610,50 @@ impl<'a> Raw<'a> {
         bench: &mut Bench,
         interrupt: &mut Interrupt,
     ) -> anyhow::Result<(Vec<Row>, bool)> {
-        let times = Times { ramp: self.flags.ramp, runtime: self.flags.runtime };
         let progress = Progress::new("measurements", self.loads.len(), self.shows_progress());
         let mut rows = Vec::new();
         for (at, load) in self.loads.iter().enumerate() {
             let name =
                 format!("{} {} depth {}", load.rw.name(), Size(load.bytes.into()), load.depth);
-            let before = check::counted(bench)?;
             let mut tick = |seconds: f64, transfers: u64| {
                 let bytes_s = transfers as f64 * f64::from(load.bytes) / seconds.max(1e-3);
                 progress.shows(at, || format!("{name}: {}/s", Size(bytes_s as u64)));
             };
-            let found = bench.run(load, times, interrupt, &mut tick)?;
-            let sampled = found.map(|found| anyhow::Ok((found, bench.sample(load, interrupt)?)));
-            let Some((found, Some(sample))) = sampled.transpose()? else {
+            let wanted = self.flags.against.map_or(1, |_| fio::TURNS);
+            let turns = (0..wanted)
+                .map_while(|_| self.turn(bench, load, interrupt, &mut tick).transpose())
+                .collect::<anyhow::Result<Vec<_>>>()?;
+            if turns.len() < wanted {
                 progress.finish();
                 return Ok((rows, true));
-            };
-            let checks = check::check(bench, load, &before, &sample)?;
-            rows.push(points::row(load, &found, checks));
+            }
+            rows.extend(fio::median(turns));
         }
         progress.finish();
         Ok((rows, false))
+    }
+
+    /// Measures a load, then by the other program. Returns `None` if the user ended it.
+    fn turn(
+        &self,
+        bench: &mut Bench,
+        load: &Load,
+        interrupt: &mut Interrupt,
+        tick: &mut dyn FnMut(f64, u64),
+    ) -> anyhow::Result<Option<Row>> {
+        let times = Times { ramp: self.flags.ramp, runtime: self.flags.runtime };
+        let before = check::counted(bench)?;
+        let Some(found) = bench.run(load, times, interrupt, tick)? else { return Ok(None) };
+        let Some(sample) = bench.sample(load, interrupt)? else { return Ok(None) };
+        let checks = check::check(bench, load, &before, &sample)?;
+        let mut row = points::row(load, &found, checks);
+        if self.flags.against.is_some() {
+            let command = fio::command(&bench.files, load, self.flags);
+            if !fio::measure(&command, self.flags, &mut row, interrupt)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(row))
     }
 }
 
@@ -614,6 +668,7 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<u8> {
 
 fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     let raw = Raw::check(flags)?;
+    let fio = flags.against.map(|Against::Fio| fio::version()).transpose()?;
     if matches!(raw.executor, Executor::Cuda(_)) {
         gpu::set_environment();
     }
@@ -638,6 +693,14 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     }
     report.more.insert("load", raw.load());
     points::summarise(&mut report);
+    let command = || fio::command(&bench.files, &raw.loads[0], flags).join(" ");
+    report.notes.extend(fio.map(|version| {
+        format!(
+            "against {version}: rows are the turns of the median ratio of {}. {}",
+            fio::TURNS,
+            command()
+        )
+    }));
     let code = report.finish(&flags.page, &flags.output, &interrupt)?;
     if bench.is_stuck {
         say("waiting for commands that do not complete, for 30 s at most; a second Ctrl-C ends it");

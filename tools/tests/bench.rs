@@ -203,3 +203,79 @@ fn descriptors_are_compared() {
     let merged = |at: usize| list[at][0] < 1024.0 && list[at][1] > 0.0;
     assert!(merged(0) && merged(1) && list[0][1] < list[4][1], "{list:?}");
 }
+
+/// A fio that writes down its arguments, checks that its file exists, and reports 1,000 IOPS.
+const FIO: &str = r#"#!/bin/sh
+[ "$1" = --version ] && { echo fio-3.0; exit 0; }
+for word; do
+    case $word in --filename=*) [ "$(wc -c <"${word#*=}")" = 8388608 ] || exit 9 ;; esac
+done
+echo "$@" >>"${0%/*}/calls"
+echo "fio: a warning before the report"
+echo '{"jobs": [{"error": 0, "job_runtime": 2000, "usr_cpu": 10, "sys_cpu": 40,
+    "read": {"io_bytes": 500000000, "iops": 750.5}, "write": {"io_bytes": 0, "iops": 249.5}}]}'
+"#;
+
+/// Runs `bench raw` with only this fio in `PATH`.
+fn with_fio(script: Option<&str>, line: &str) -> (Output, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    if let Some(script) = script {
+        let path = folder.path().join("fio");
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
+    }
+    let line = format!("bench raw --size 8MiB --bs 4k --runtime 70ms --ramp 0 --json {line}");
+    let path = format!("{}:/usr/bin:/bin", folder.path().display());
+    let path = script.map_or(folder.path().display().to_string(), |_| path);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    command.args(line.split_whitespace()).env_remove("RUST_LOG").env("PATH", path);
+    let output = command.output().unwrap();
+    let calls = std::fs::read_to_string(folder.path().join("calls")).unwrap_or_default();
+    (output, calls.lines().map(str::to_owned).collect())
+}
+
+#[test]
+fn fio_does_the_same_on_the_same_files() {
+    let line = "--against fio --path /var/tmp --devices 2 --rw randrw --rwmixread 75 --iodepth 4";
+    let (output, calls) = with_fio(Some(FIO), line);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = &found["rows"][0];
+    assert_eq!((number(&row["fio_iops"]), number(&row["fio_cpu_s_gb"])), (1000.0, 2.0));
+    assert!((number(&row["against_fio"]) - number(&row["iops"]) / 1000.0).abs() < 1e-9, "{row}");
+    assert!(found["notes"].to_string().contains("against fio-3.0"), "{found}");
+    assert_eq!(calls.len(), 3);
+    for call in &calls {
+        let words: Vec<&str> = call.split(' ').collect();
+        for word in [
+            "--direct=1",
+            "--rw=randrw",
+            "--rwmixread=75",
+            "--bs=4096",
+            "--iodepth=4",
+            "--numjobs=1",
+            "--runtime=70ms",
+            "--ramp_time=0ms",
+            "--size=8388608",
+        ] {
+            assert!(words.contains(&word), "{word}: {call}");
+        }
+        assert_eq!(words.iter().filter(|it| it.starts_with("--filename=")).count(), 2, "{call}");
+    }
+}
+
+#[test]
+fn a_fio_that_cannot_measure_is_an_error() {
+    let refused = |script, line: &str, code, text: &str| {
+        let (output, _) = with_fio(script, &format!("--against fio {line}"));
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), error.contains(text)), (Some(code), true), "{error}");
+    };
+    refused(None, "--path /var/tmp", 2, "apt-get install");
+    refused(Some(FIO), "", 2, "--path or --block");
+    let fails = FIO.replace("echo \"fio: a warning", "echo >&2 no io_uring; exit 1; echo \"");
+    refused(Some(&fails), "--path /var/tmp", 1, "no io_uring");
+    let nothing = FIO.replace("\"error\": 0", "\"error\": 5");
+    refused(Some(&nothing), "--path /var/tmp", 1, "error 5");
+}

@@ -119,6 +119,8 @@ struct Slot {
 pub(super) struct Bench {
     pub(super) stack: RawStack,
     pub(super) areas: Vec<Area>,
+    /// Paths of the files or block devices that the devices are; none of drives and memory.
+    pub(super) files: Vec<String>,
     pub(super) queues: u32,
     pool: KvPool,
     /// The buffers' bytes; `None` if this process cannot access them.
@@ -165,6 +167,7 @@ impl Bench {
         let mut bench = Self {
             stack,
             areas,
+            files: Vec::new(),
             queues,
             pool,
             host,

@@ -131,6 +131,7 @@ impl RawFlags {
             ramp: Duration::ZERO,
             size: None,
             seed: common.seed,
+            against: None,
             block: Vec::new(),
             mdts: common.mdts,
             options: config.into(),

@@ -1,0 +1,131 @@
+//! The same load by fio, in turns with ours and on the same files.
+
+use std::io::{Read as _, Seek as _};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+
+use super::RawFlags;
+use super::load::Load;
+use super::report::Row;
+use crate::interrupt::Interrupt;
+use crate::outcome::Value;
+use crate::problem::Problem;
+
+/// Turns of each side. The row is that of the median ratio.
+pub(super) const TURNS: usize = 3;
+/// Time for fio to start and to end, beside the ramp and the measured time.
+const LONG: Duration = Duration::from_secs(120);
+
+/// Returns fio's version; how to install it if this machine has none.
+pub(super) fn version() -> Result<String, Problem> {
+    let why = match Command::new("fio").arg("--version").output() {
+        Ok(output) if output.status.success() => {
+            return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        }
+        Ok(output) => format!("it ended with {}", output.status),
+        Err(error) => error.to_string(),
+    };
+    let hint = "install it (Debian: apt-get install -y --no-install-recommends fio)";
+    Err(Problem::new(format!("--against fio: {why}"), hint))
+}
+
+/// Returns the command for a load in `files`, one for each device.
+pub(super) fn command(files: &[String], load: &Load, flags: &RawFlags) -> Vec<String> {
+    let [ramp, runtime] = [flags.ramp, flags.runtime].map(|time| time.as_millis());
+    // The most that fio does for its speed, and any place moved again, as ours does. A time with a
+    // point is cut there: 1.5 is 1 s.
+    let mut line = format!(
+        "fio --output-format=json --name=global --group_reporting --ioengine=io_uring --direct=1 \
+         --registerfiles=1 --fixedbufs=1 --iodepth_batch=32 --iodepth_batch_complete_min=1 \
+         --iodepth_batch_complete_max=64 --norandommap=1 --time_based --runtime={runtime}ms \
+         --ramp_time={ramp}ms --rw={} --rwmixread={} --bs={} --iodepth={} --numjobs={}",
+        load.rw.name(),
+        flags.rwmixread,
+        load.bytes,
+        load.depth,
+        flags.queues(),
+    );
+    line += &flags.size.map(|bytes| format!(" --size={bytes}")).unwrap_or_default();
+    let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    for (at, file) in files.iter().enumerate() {
+        words.extend([format!("--name=device{at}"), format!("--filename={file}")]);
+    }
+    words
+}
+
+/// Runs a command, and adds its figures to `ours`. Returns false if the user ended it.
+pub(super) fn measure(
+    command: &[String],
+    flags: &RawFlags,
+    ours: &mut Row,
+    interrupt: &mut Interrupt,
+) -> anyhow::Result<bool> {
+    // Files: nobody empties a pipe meanwhile.
+    let [mut out, mut err] = [tempfile::tempfile()?, tempfile::tempfile()?];
+    let mut child = Command::new(&command[0])
+        .args(&command[1..])
+        .stdin(Stdio::null())
+        .stdout(out.try_clone()?)
+        .stderr(err.try_clone()?)
+        .spawn()
+        .context("starting fio")?;
+    let deadline = Instant::now() + flags.ramp + flags.runtime + LONG;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        let is_late = Instant::now() > deadline;
+        if is_late || interrupt.asked() {
+            child.kill()?;
+            child.wait()?;
+            anyhow::ensure!(!is_late, "fio did not end {} s after its time", LONG.as_secs());
+            return Ok(false);
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    let [mut report, mut said] = [String::new(), String::new()];
+    for (file, text) in [(&mut out, &mut report), (&mut err, &mut said)] {
+        file.rewind()?;
+        file.read_to_string(text)?;
+    }
+    if !status.success() {
+        bail!("fio ended with {status}: {}{}", said.trim(), report.trim());
+    }
+    let (iops, cpu_s_gb) = figures(&report).context("reading the report of fio")?;
+    let ratio = ours.number("iops").map_or(0.0, |ours| ours / iops);
+    ours.figures.extend([
+        ("fio_iops", "fio IOPS", Value::Whole(iops)),
+        ("against_fio", "x fio", Value::Ratio(ratio)),
+        ("fio_cpu_s_gb", "", Value::Ratio(cpu_s_gb)),
+    ]);
+    Ok(true)
+}
+
+/// Returns IOPS, and CPU seconds for a GB, of a report of fio 3.
+fn figures(report: &str) -> anyhow::Result<(f64, f64)> {
+    // Warnings precede the object.
+    let start = report.find('{').context("it is no JSON object")?;
+    let output: serde_json::Value = serde_json::from_str(&report[start..])?;
+    let number = |name: &str| {
+        let found = output.pointer(&format!("/jobs/0/{name}")).and_then(|it| it.as_f64());
+        found.with_context(|| format!("it has no number {name}"))
+    };
+    let bytes = number("read/io_bytes")? + number("write/io_bytes")?;
+    let iops = number("read/iops")? + number("write/iops")?;
+    let error = number("error")?;
+    anyhow::ensure!(error == 0.0 && bytes > 0.0 && iops > 0.0, "error {error}, {bytes} bytes");
+    let percent = number("usr_cpu")? + number("sys_cpu")?;
+    Ok((iops, percent / 100.0 * number("job_runtime")? / 1e3 / bytes * 1e9))
+}
+
+/// Returns the turn of the median ratio, or one that did not pass its checks.
+pub(super) fn median(mut turns: Vec<Row>) -> Option<Row> {
+    let ratio = |row: &Row| row.number("against_fio").unwrap_or(0.0);
+    turns.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+    let bad = turns.iter().position(|row| !row.is_good());
+    let at = bad.unwrap_or(turns.len() / 2);
+    (at < turns.len()).then(|| turns.swap_remove(at))
+}
