@@ -281,7 +281,7 @@ pub use plane::{
 };
 pub use pool_layout::PoolLayout;
 pub use registration::{InUse, KvPool};
-pub use stats::{DramStats, Durations, Lookups, PlaneStats, StoreStats, Times};
+pub use stats::{DURATION_LIMITS_US, DramStats, Durations, Lookups, PlaneStats, StoreStats, Times};
 pub use store::{
     Closed, ClusterCopies, Committed, Erased, LoadRequest, Medium, Prefix, RankId, Reservation,
     Salvage, Store, StoreRequest, StoredClusters, Transfer, open_catalog,

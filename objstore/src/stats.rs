@@ -7,6 +7,12 @@ use nvme_spec::nvm::Direction;
 
 use crate::data_path::Route;
 
+/// Upper limits of the buckets of [`Durations`], in microseconds: those of the connector for vLLM.
+#[rustfmt::skip]
+pub const DURATION_LIMITS_US: [u64; 11] = [
+    100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000,
+];
+
 /// Number and duration of operations that have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -15,12 +21,18 @@ pub struct Durations {
     pub count: u64,
     /// Sum of their durations.
     pub sum: Nanos,
+    /// Number of operations up to each of the [`DURATION_LIMITS_US`], and above the one before.
+    pub buckets: [u64; DURATION_LIMITS_US.len()],
 }
 
 impl Durations {
-    pub(crate) fn add(&mut self, took: Nanos) {
+    /// Adds an operation.
+    pub fn add(&mut self, took: Nanos) {
         self.count += 1;
         self.sum.0 += took.0;
+        if let Some(at) = DURATION_LIMITS_US.iter().position(|limit| took.0 <= limit * 1000) {
+            self.buckets[at] += 1;
+        }
     }
 }
 

@@ -11,7 +11,10 @@ use std::time::Duration;
 use gio_uring::QueueCounters;
 use nvme_driver::Nanos;
 use nvme_spec::log::SmartLog;
-use objstore::{Durations, Plane, PlaneStats, SharedController, Store, StoreError, StoreStats};
+use objstore::{
+    DURATION_LIMITS_US, Durations, Plane, PlaneStats, SharedController, Store, StoreError,
+    StoreStats,
+};
 
 mod endpoint;
 
@@ -29,8 +32,8 @@ pub enum MetricKind {
     Gauge,
     /// A property, as a label.
     Info,
-    /// Number and sum of durations. The connector for vLLM has histograms under these names.
-    Summary,
+    /// Durations, as the connector for vLLM has them under these names.
+    Histogram,
 }
 
 impl MetricKind {
@@ -41,7 +44,7 @@ impl MetricKind {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
             Self::Info => "info",
-            Self::Summary => "summary",
+            Self::Histogram => "histogram",
         }
     }
 }
@@ -134,19 +137,19 @@ pub static METRICS: &[Metric] = metrics! {
         "Layers that are moved now.";
     Gauge "layers_waiting" Of(|plane| plane.layers_waiting.into()) =>
         "Layers that wait for their turn.";
-    Summary "load_seconds" Times(|plane| plane.times.loads) =>
+    Histogram "load_seconds" Times(|plane| plane.times.loads) =>
         "Time of loads, from the start to the last layer.";
-    Summary "save_seconds" Times(|plane| plane.times.saves) =>
+    Histogram "save_seconds" Times(|plane| plane.times.saves) =>
         "Time of saves, from the start to the last layer (vLLM: to the flush).";
-    Summary "load_wait_seconds" Times(|plane| plane.times.load_waits) =>
+    Histogram "load_wait_seconds" Times(|plane| plane.times.load_waits) =>
         "Time that the engine waited for layers of loads.";
-    Summary "save_wait_seconds" Times(|plane| plane.times.save_waits) =>
+    Histogram "save_wait_seconds" Times(|plane| plane.times.save_waits) =>
         "Time that the engine waited for layers of saves.";
-    Summary "slot_wait_seconds" Times(|plane| plane.times.slot_waits) =>
+    Histogram "slot_wait_seconds" Times(|plane| plane.times.slot_waits) =>
         "Time that the engine waited to start a layer: too much was in flight.";
-    Summary "flush_seconds" Times(|plane| plane.times.flushes) =>
+    Histogram "flush_seconds" Times(|plane| plane.times.flushes) =>
         "Time of flushes of the devices' volatile caches.";
-    Summary "compute_saved_seconds" Saved =>
+    Histogram "compute_saved_seconds" Saved =>
         "Time that computing loaded tokens would have taken, by the engine's model.";
     Counter "dram_loaded_bytes" Of(|plane| plane.dram.retrieved_bytes) =>
         "Bytes that were loaded from DRAM.";
@@ -217,19 +220,17 @@ pub static METRICS: &[Metric] = metrics! {
 /// Time that an engine did not have to compute: one entry for each hit.
 #[derive(Debug, Default)]
 pub struct ComputeSaved {
-    /// Number and sum.
-    hits: Mutex<(u64, Nanos)>,
+    hits: Mutex<Durations>,
 }
 
 impl ComputeSaved {
     /// Counts a hit whose tokens would have taken this long to compute.
     pub fn add(&self, time: Duration) {
         let mut hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
-        hits.0 += 1;
-        hits.1.0 += time.as_nanos() as u64;
+        hits.add(Nanos(time.as_nanos() as u64));
     }
 
-    fn get(&self) -> (u64, Nanos) {
+    fn get(&self) -> Durations {
         *self.hits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -374,6 +375,19 @@ impl fmt::Display for SampleValue {
 /// Suffix of a sample, with its labels, and its value.
 type Sample = (String, SampleValue);
 
+/// Returns the samples of a histogram: each bucket has those below it, too.
+fn histogram(Durations { count, sum, buckets, .. }: Durations) -> Vec<Sample> {
+    let mut below = 0;
+    let buckets = DURATION_LIMITS_US.iter().zip(buckets).map(|(limit, bucket)| {
+        below += bucket;
+        let seconds = *limit as f64 / 1e6;
+        (format!("_bucket{{le=\"{seconds:?}\"}}"), SampleValue::Count(below))
+    });
+    let all =
+        ["_bucket{le=\"+Inf\"}", "_count"].map(|it| (it.to_owned(), SampleValue::Count(count)));
+    buckets.chain(all).chain([("_sum".to_owned(), SampleValue::Seconds(sum))]).collect()
+}
+
 /// The values at one time. Without a plane: it has failed, or was closed.
 #[derive(Debug, Default)]
 struct Snapshot {
@@ -384,7 +398,7 @@ struct Snapshot {
     /// Only on a page, as the next two.
     smart: Vec<Option<SmartLog>>,
     uptime: Option<Nanos>,
-    compute_saved: Option<(u64, Nanos)>,
+    compute_saved: Option<Durations>,
 }
 
 impl Snapshot {
@@ -407,10 +421,6 @@ impl Snapshot {
         let total = if metric.kind == MetricKind::Counter { "_total" } else { "" };
         let one = |value| vec![(total.to_owned(), value)];
         let number = |value: Option<u64>| value.map(|it| one(SampleValue::Count(it)));
-        let summary = |(count, sum)| {
-            let count = ("_count".to_owned(), SampleValue::Count(count));
-            vec![count, ("_sum".to_owned(), SampleValue::Seconds(sum))]
-        };
         let of_device = |(device, value): (usize, u64)| {
             (format!("{total}{{device=\"{device}\"}}"), SampleValue::Count(value))
         };
@@ -425,8 +435,8 @@ impl Snapshot {
                 number(self.store.as_ref().map(|store| get(store, self.block_tokens)))
             }
             Source::Uptime => self.uptime.map(|it| one(SampleValue::Seconds(it))),
-            Source::ComputeSaved => self.compute_saved.map(summary),
-            Source::Times(get) => plane.map(get).map(|times| summary((times.count, times.sum))),
+            Source::ComputeSaved => self.compute_saved.map(histogram),
+            Source::Times(get) => plane.map(get).map(histogram),
             Source::Route => plane.map(|plane| info("route", &plane.path)),
             Source::Executor => plane.map(|plane| info("executor", &plane.executor)),
             Source::Device(get) => plane.map(|plane| {

@@ -37,7 +37,7 @@ fn sample(metric: &Metric, prefix: &str) -> String {
     let suffix = match metric.kind {
         MetricKind::Counter => "_total",
         MetricKind::Info => "_info",
-        MetricKind::Gauge | MetricKind::Summary => "",
+        MetricKind::Gauge | MetricKind::Histogram => "",
     };
     format!("{prefix}{}{suffix}", metric.name)
 }
@@ -106,20 +106,31 @@ fn the_table_has_every_metric() {
     check("metrics.md", &page);
 }
 
-fn panel(title: &str, help: &str, unit: &str, exprs: &[(String, &str)], at: usize) -> Value {
+/// Returns a panel without a place.
+fn panel(title: &str, help: &str, unit: &str, exprs: &[(String, &str)]) -> Value {
     let targets = exprs.iter().zip('A'..).map(|((expr, legend), id)| {
         json!({ "refId": id.to_string(), "expr": expr, "legendFormat": legend })
     });
     json!({
-        "id": at + 1,
         "type": "timeseries",
         "title": title,
         "description": help,
         "datasource": { "type": "prometheus", "uid": "${datasource}" },
         "fieldConfig": { "defaults": { "unit": unit, "min": 0 }, "overrides": [] },
-        "gridPos": { "x": 8 * (at % 3), "y": 7 * (at / 3), "w": 8, "h": 7 },
         "targets": targets.collect::<Vec<_>>(),
     })
+}
+
+/// Colours a panel red from `limit`, or up to it.
+fn limited(mut panel: Value, limit: f64, is_upper: bool) -> Value {
+    let colors = if is_upper { ["green", "red"] } else { ["red", "green"] };
+    let defaults = &mut panel["fieldConfig"]["defaults"];
+    defaults["thresholds"] = json!({ "mode": "absolute", "steps": [
+        { "color": colors[0], "value": null },
+        { "color": colors[1], "value": limit },
+    ] });
+    defaults["custom"] = json!({ "thresholdsStyle": { "mode": "area" } });
+    panel
 }
 
 /// Returns a selector of the instances that are chosen.
@@ -131,65 +142,131 @@ fn rate(name: &str) -> String {
     format!("rate({}[$__rate_interval])", chosen(&format!("${{prefix}}{name}")))
 }
 
-/// Returns the panels that answer a question of their own.
+/// Returns the durations of a histogram over time, as colours.
+fn heatmap(title: &str, name: &str) -> Value {
+    let expr = format!("sum by (le) ({})", rate(&format!("{name}_bucket")));
+    let mut made = panel(title, "Operations a second, by duration.", "s", &[(expr, "{{le}}")]);
+    made["type"] = json!("heatmap");
+    made["targets"][0]["format"] = json!("heatmap");
+    made["options"] = json!({ "calculate": false, "yAxis": { "unit": "s" } });
+    made
+}
+
+/// Returns the panels that answer a question of their own: the first are always open.
 fn answers() -> Vec<Value> {
+    let gauge = |name: &str| chosen(&format!("${{prefix}}{name}"));
     let day =
         |name: &str| format!("86400 * rate({}[1d])", chosen(&format!("${{prefix}}{name}_total")));
     let hits = format!("{} / {}", rate("hit_tokens_total"), rate("lookup_tokens_total"));
+    let used = format!("{} / {}", gauge("used_blocks"), gauge("capacity_blocks"));
     let worth = format!("{} / {}", rate("compute_saved_seconds_sum"), rate("load_seconds_sum"));
+    let moved = [("loaded_bytes_total", "loaded"), ("stored_bytes_total", "stored")];
+    let moved = moved.map(|(name, legend)| (rate(name), legend));
+    let failures = ["command_errors", "late_completions", "recoveries", "load_failures"]
+        .map(|name| (rate(&format!("{name}_total")), name));
     let waits = ["load_wait", "save_wait", "slot_wait", "flush"]
         .map(|cause| (rate(&format!("{cause}_seconds_sum")), cause));
     let written = format!("{} + {}", day("written_bytes"), day("journal_bytes"));
     let saved = |name| (rate(name), "{{instance}}");
+    let each = "{{instance}}";
     vec![
-        panel("Hit rate", "Tokens found of those looked up.", "percentunit", &[(hits, "hits")], 0),
-        panel("Waits by cause", "Seconds a second, of all callers.", "s", &waits, 1),
+        limited(
+            panel("Healthy", "0: takes no writes.", "short", &[(gauge("healthy"), each)]),
+            1.0,
+            false,
+        ),
+        panel("Hit rate", "Tokens found of those looked up.", "percentunit", &[(hits, "hits")]),
+        panel("Bandwidth", "Without padding.", "Bps", &moved),
+        panel("Used", "Blocks held of those with room.", "percentunit", &[(used, each)]),
+        heatmap("Loads by duration", "load_seconds"),
+        heatmap("Waits for loads by duration", "load_wait_seconds"),
+        panel("Waits by cause", "Seconds a second, of all callers.", "s", &waits),
+        limited(panel("Failures", "A second.", "short", &failures), 0.001, true),
         panel(
             "Was it worth it: times faster than computing",
             "Time that computing would have taken, for each second of loads.",
             "none",
-            &[(worth, "{{instance}}")],
-            2,
+            &[(worth, each)],
         ),
-        panel("Bytes written a day", "With journal.", "bytes", &[(written, "{{instance}}")], 3),
-        panel(
-            "Computing saved",
-            "Seconds a second.",
-            "s",
-            &[saved("compute_saved_seconds_sum")],
-            4,
-        ),
+        panel("Bytes written a day", "With journal.", "bytes", &[(written, each)]),
+        panel("Computing saved", "Seconds a second.", "s", &[saved("compute_saved_seconds_sum")]),
     ]
 }
 
+/// Number of the [`answers`] that are open.
+const OPEN: usize = 8;
+
 /// Returns the panel of a metric by itself.
-fn of_metric(metric: &Metric, at: usize) -> Option<Value> {
+fn of_metric(metric: &Metric) -> Option<Value> {
     let Metric { name, kind, help, .. } = metric;
     let all = sample(metric, "");
     let legend = if is_of_device(metric) { "{{instance}} {{device}}" } else { "{{instance}}" };
+    if *kind == MetricKind::Histogram {
+        let quantile = |part: f64, legend| {
+            let rate = rate(&format!("{all}_bucket"));
+            (format!("histogram_quantile({part}, sum by (le) ({rate}))"), legend)
+        };
+        let [sum, count] = ["sum", "count"].map(|part| rate(&format!("{all}_{part}")));
+        let mean = (format!("{sum} / {count}"), "mean {{instance}}");
+        return Some(panel(name, help, "s", &[quantile(0.5, "p50"), quantile(0.99, "p99"), mean]));
+    }
     let (expr, unit) = match (kind, metric.unit()) {
         (MetricKind::Info, _) => return None,
         (MetricKind::Counter, "bytes") => (rate(&all), "Bps"),
         (MetricKind::Counter, _) => (rate(&all), "cps"),
-        (MetricKind::Gauge, "bytes") => (chosen(&format!("${{prefix}}{all}")), "bytes"),
-        (MetricKind::Gauge, "seconds") => (chosen(&format!("${{prefix}}{all}")), "s"),
-        (MetricKind::Gauge, _) => (chosen(&format!("${{prefix}}{all}")), "short"),
-        (MetricKind::Summary, _) => {
-            let [sum, count] = ["sum", "count"].map(|part| rate(&format!("{all}_{part}")));
-            (format!("{sum} / {count}"), "s")
+        (_, unit) => {
+            let unit = if unit == "seconds" { "s" } else { unit };
+            (chosen(&format!("${{prefix}}{all}")), if unit.is_empty() { "short" } else { unit })
         }
     };
-    let title = match kind {
-        MetricKind::Summary => format!("{name}, mean"),
-        _ => (*name).to_owned(),
-    };
-    Some(panel(&title, help, unit, &[(expr, legend)], at))
+    let made = panel(name, help, unit, &[(expr, legend)]);
+    Some(match *name {
+        "device_wear_percent" => limited(made, 90.0, true),
+        "device_spare_percent" => limited(made, 10.0, false),
+        _ => made,
+    })
+}
+
+/// Returns the row of a metric.
+fn row_of(metric: &Metric) -> &'static str {
+    let begins = |start| metric.name.starts_with(start);
+    match metric.kind {
+        _ if metric.is_of_connector() => "Connector for vLLM",
+        MetricKind::Histogram => "Times",
+        _ if begins("dram_") => "DRAM cache",
+        _ if begins("device_") => "Devices",
+        _ if metric.name.ends_with("_blocks") || begins("lookup") || begins("hit") => "Contents",
+        _ => "Transfers and state",
+    }
 }
 
 fn dashboard() -> Value {
-    let mut panels = answers();
+    let mut open = answers();
+    let mut rows = vec![("Worth and wear", open.split_off(OPEN))];
     for metric in METRICS {
-        panels.extend(of_metric(metric, panels.len()));
+        let name = row_of(metric);
+        let at = rows.iter().position(|row| row.0 == name).unwrap_or_else(|| {
+            rows.push((name, Vec::new()));
+            rows.len() - 1
+        });
+        rows[at].1.extend(of_metric(metric));
+    }
+    let mut next = 0;
+    let mut place = |panel: &mut Value, at: usize, width: usize, top: usize| {
+        next += 1;
+        panel["id"] = json!(next);
+        let (x, y) = (width * (at % (24 / width)), top + 7 * (at / (24 / width)));
+        panel["gridPos"] = json!({ "x": x, "y": y, "w": width, "h": 7 });
+    };
+    open.iter_mut().enumerate().for_each(|(at, panel)| place(panel, at, 6, 0));
+    let mut panels = open;
+    for (number, (title, mut inside)) in rows.into_iter().enumerate() {
+        let top = 14 + number;
+        inside.iter_mut().enumerate().for_each(|(at, panel)| place(panel, at, 8, top + 1));
+        let mut row = json!({ "type": "row", "title": title, "collapsed": true, "panels": inside });
+        place(&mut row, 0, 24, top);
+        row["gridPos"]["h"] = json!(1);
+        panels.push(row);
     }
     let prefixes = ["ripieno_", "vllm:ripieno_"];
     let option = |prefix: &str| {
@@ -237,11 +314,12 @@ fn names(expr: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the queries of a dashboard.
-fn exprs(dashboard: &Value) -> impl Iterator<Item = &str> {
-    let panels = dashboard["panels"].as_array().expect("panels");
-    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().expect("targets"));
-    targets.map(|target| target["expr"].as_str().expect("an expression"))
+/// Returns the queries of panels, and of those in rows.
+fn exprs(of: &Value) -> Vec<String> {
+    let panels = of["panels"].as_array().into_iter().flatten();
+    let own = of["targets"].as_array().into_iter().flatten();
+    let own = own.map(|target| target["expr"].as_str().expect("an expression").to_owned());
+    own.chain(panels.flat_map(exprs)).collect()
 }
 
 /// Returns Prometheus' checker, or says that a test is skipped: `RIPIENO_PROMTOOL`, which has to
@@ -288,8 +366,8 @@ fn promtool_accepts_every_query_of_the_dashboard() {
     let dashboard = dashboard();
     for prefix in ["ripieno_", "vllm:ripieno_"] {
         let given = [("${prefix}", prefix), ("$__rate_interval", "1m"), ("$instance", ".*")];
-        let query = |expr: &str| given.iter().fold(expr.to_owned(), |it, (a, b)| it.replace(a, b));
-        let queries: Vec<String> = exprs(&dashboard).map(query).collect();
+        let query = |expr: String| given.iter().fold(expr, |it, (a, b)| it.replace(a, b));
+        let queries: Vec<String> = exprs(&dashboard).into_iter().map(query).collect();
         let (is_good, said) = check(&queries);
         let count = format!("SUCCESS: {} rules found", queries.len());
         assert!(is_good && said.contains(&count), "{said}");
@@ -328,16 +406,113 @@ fn the_dashboard_has_every_metric_and_no_other() {
     let mut known = HashSet::new();
     for metric in METRICS {
         match metric.kind {
-            MetricKind::Summary => {
-                known.extend(["sum", "count"].map(|part| format!("{}_{part}", metric.name)));
+            MetricKind::Histogram => {
+                known.extend(
+                    ["bucket", "sum", "count"].map(|part| format!("{}_{part}", metric.name)),
+                );
             }
             MetricKind::Info => {}
             _ => _ = known.insert(sample(metric, "")),
         }
     }
     let found: Value = serde_json::from_str(&text).expect("it is JSON");
-    let named: HashSet<_> = exprs(&found).flat_map(names).map(str::to_owned).collect();
+    let named: HashSet<_> =
+        exprs(&found).iter().flat_map(|it| names(it)).map(str::to_owned).collect();
     assert_eq!(named, known);
     let query = &found["templating"]["list"][2]["query"];
     assert!(known.contains(names(query.as_str().expect("a query")).next().expect("a name")));
+}
+
+/// Series of [`RULES`] that have to raise their alert: metric, labels, values a minute apart.
+const RULES: &str = "ripieno.rules.yml";
+const RAISED: &[(&str, &str, &str)] = &[
+    ("RipienoStoreFailed", "ripieno_healthy", "1 0x29"),
+    ("RipienoStoreFailed", "vllm:ripieno_healthy", "1 0x29"),
+    ("RipienoWrongBytes", "vllm:ripieno_checksum_mismatches_total", "0x20 1x9"),
+    ("RipienoCommandErrors", "ripieno_device_command_errors_total", "0x20 1x9"),
+    ("RipienoBlocksLost", "ripieno_lost_blocks_total", "0x20 1x9"),
+    ("RipienoControllerRecoveries", "ripieno_recoveries_total", "0+1x30"),
+    ("RipienoLoadsFail", "vllm:ripieno_load_failures_total", "0x20 1x9"),
+    ("RipienoLoadsFail", "vllm:ripieno_save_failures_total", "0x20 1x9"),
+    ("RipienoDriveWornOut", "ripieno_device_wear_percent", "90x30"),
+    ("RipienoDriveSpareLow", "ripieno_device_spare_percent", "9x30"),
+    ("RipienoMediaErrors", "ripieno_device_media_errors_total", "0x20 1x9"),
+];
+
+/// Series that must not raise any.
+const QUIET: &[(&str, &str)] = &[
+    ("ripieno_healthy", "1x30"),
+    ("ripieno_device_command_errors_total", "7x30"),
+    ("ripieno_recoveries_total", "0x20 2x9"),
+    ("ripieno_device_wear_percent", "89x30"),
+    ("ripieno_device_spare_percent", "10x30"),
+];
+
+#[test]
+fn alerts_name_metrics_that_exist() {
+    let text = fs::read_to_string(document(RULES)).expect("it is there");
+    let parts: Vec<&str> = text.split("ripieno_").skip(1).collect();
+    assert!(parts.len() > 10);
+    for part in parts {
+        let end = part.find(|letter: char| !letter.is_ascii_lowercase() && letter != '_');
+        let name = &part[..end.unwrap_or(part.len())];
+        let is_it = |metric: &Metric| {
+            sample(metric, "") == name || format!("{}_bucket", metric.name) == name
+        };
+        assert!(METRICS.iter().any(is_it), "no metric ripieno_{name}");
+    }
+    for (alert, ..) in RAISED {
+        assert!(text.contains(&format!("- alert: {alert}\n")), "{alert}");
+    }
+}
+
+/// Returns a test of alerts for promtool.
+fn test(series: Vec<Value>, checks: Vec<Value>) -> Value {
+    json!({ "interval": "1m", "input_series": series, "promql_expr_test": checks })
+}
+
+#[test]
+fn alerts_are_raised_and_only_by_what_they_say() {
+    let Some(promtool) = promtool("alerts_are_raised_and_only_by_what_they_say") else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::copy(document(RULES), dir.path().join(RULES)).expect("copied");
+    let path = dir.path().join("test.yml");
+    let file = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+    let run = |tests: &[Value]| {
+        let all = json!({ "rule_files": [RULES], "evaluation_interval": "1m", "tests": tests });
+        fs::write(&path, all.to_string()).expect("written");
+        checked(&promtool, &["test", "rules", &file("test.yml")], "")
+    };
+    let series = |(name, values): (&str, &str)| {
+        let name = format!("{name}{{instance=\"a\", device=\"0\"}}");
+        json!({ "series": name, "values": values })
+    };
+    let count = |alert: &str, expected: u32| {
+        let firing = format!("ALERTS{{alertname=\"{alert}\", alertstate=\"firing\"}}");
+        json!({
+            "expr": format!("count({firing}) or vector(0)"),
+            "eval_time": "28m",
+            "exp_samples": [{ "labels": "{}", "value": expected }],
+        })
+    };
+    for &(alert, name, values) in RAISED {
+        let raised = test(vec![series((name, values))], vec![count(alert, 1)]);
+        let (is_good, said) = run(&[raised]);
+        assert!(is_good, "{alert} by {name}: {said}");
+    }
+    let bucket = |(le, values): (&str, &str)| {
+        let name = format!("ripieno_load_wait_seconds_bucket{{instance=\"a\", le=\"{le}\"}}");
+        json!({ "series": name, "values": values })
+    };
+    for (fast, expected) in [("0+1x30", 1), ("0+100x30", 0)] {
+        let all = [("1.0", fast), ("3.0", "0+100x30"), ("+Inf", "0+100x30")].map(bucket);
+        let (is_good, said) = run(&[test(all.to_vec(), vec![count("RipienoSlowLoads", expected)])]);
+        assert!(is_good, "{said}");
+    }
+    let alerts = || RAISED.iter().map(|&(alert, ..)| count(alert, 0));
+    let (is_good, said) =
+        run(&[test(QUIET.iter().copied().map(series).collect(), alerts().collect())]);
+    assert!(is_good, "{said}");
+    let lint = checked(&promtool, &["check", "rules", &file(RULES)], "");
+    assert!(lint.0 && lint.1.contains("SUCCESS: 10 rules found"), "{}", lint.1);
 }

@@ -58,7 +58,7 @@ def test_stats_of_workers_and_steps_add_up():
 
 def test_the_registry_has_all_metrics_with_their_types():
     kinds = {name: kind for name, kind, _ in ripieno.METRICS}
-    for names, kind in ((COUNTERS, "counter"), (GAUGES, "gauge"), (HISTOGRAMS, "summary")):
+    for names, kind in ((COUNTERS, "counter"), (GAUGES, "gauge"), (HISTOGRAMS, "histogram")):
         assert {name: kinds.get(name) for name in names} == dict.fromkeys(names, kind)
 
 

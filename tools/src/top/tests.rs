@@ -72,7 +72,7 @@ fn lines_fit_60_columns_also_with_large_figures() {
             "gauge" if name.starts_with("device_") => samples
                 .extend((0..20).map(|device| (format!("{name}{{device=\"{device}\"}}"), 1023.0))),
             "counter" => samples.push((format!("{name}_total"), count(name))),
-            "summary" => {
+            "histogram" => {
                 samples.push((format!("{name}_sum"), 64.0));
                 samples.push((format!("{name}_count"), 1e9));
             }

@@ -52,7 +52,7 @@ fn names_follow_the_rules_of_openmetrics_and_occur_once() {
         assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
         assert!(!name.ends_with("_total") && !name.ends_with("_info"), "{name}: a suffix");
         assert!(help.ends_with('.') && !help.contains(['\\', '\n', '"']), "{name}: {help}");
-        let is_time = metric.kind == MetricKind::Summary;
+        let is_time = metric.kind == MetricKind::Histogram;
         assert!(!is_time || metric.unit() == "seconds", "{name} has no unit");
     }
 }
@@ -91,6 +91,10 @@ fn a_scrape_has_the_counters_of_the_store() {
         ("device_media_errors_total{device=\"0\"}", 0),
         ("path_info{route=\"host\"}", 1),
         ("compute_saved_seconds_count", 1),
+        ("compute_saved_seconds_bucket{le=\"1.0\"}", 0),
+        ("compute_saved_seconds_bucket{le=\"3.0\"}", 1),
+        ("compute_saved_seconds_bucket{le=\"10.0\"}", 1),
+        ("compute_saved_seconds_bucket{le=\"+Inf\"}", 1),
     ] {
         assert_eq!(value(&answer, &format!("ripieno_{name}")), expected as f64, "{name}");
     }
