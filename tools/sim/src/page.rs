@@ -3,7 +3,10 @@
 use std::fmt::Write as _;
 
 use plotters::{
-    coord::ranged1d::{AsRangedCoord, ValueFormatter},
+    coord::{
+        Shift,
+        ranged1d::{AsRangedCoord, ValueFormatter},
+    },
     prelude::*,
 };
 
@@ -13,15 +16,22 @@ const STYLE: &str = ":root{color-scheme:light dark}\
     body{font:15px/1.5 sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem}\
     nav{columns:18rem 3}\
     .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(30rem,100%),1fr))}\
-    table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}\
+    .wide{overflow-x:auto}table{border-collapse:collapse;margin:1rem 0}\
     caption{text-align:left;font-weight:bold}\
     td,th{border:1px solid #bbb;padding:.2rem .6rem;text-align:right;white-space:nowrap}\
     td:first-child,th:first-child,td.note{text-align:left}td.note{white-space:normal}\
     svg{max-width:100%;height:auto}\
     @media(prefers-color-scheme:dark){svg{filter:invert(.9) hue-rotate(180deg)}}";
 
-/// Width and height of a plot.
+/// Result of drawing.
+type Drawn<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// Width and height of a plot, without its legend.
 const PLOT: (u32, u32) = (640, 400);
+/// Height of a line of a legend.
+const KEY: u32 = 26;
+/// Text that can be read when a page is 400 pixels wide.
+const TEXT: (&str, i32) = ("sans-serif", 18);
 /// Colors that can be told apart by most people, on white as well (Okabe and Ito).
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -97,9 +107,10 @@ pub fn comparisons(outcome: &Outcome) -> Option<Table> {
 }
 
 fn table(page: &mut String, table: &Table) {
-    let _ = write!(page, "<table><caption>{}</caption><tr>", text(&table.title));
+    let _ =
+        write!(page, "<div class=\"wide\"><table><caption>{}</caption><tr>", text(&table.title));
     for column in &table.columns {
-        let _ = write!(page, "<th>{}</th>", text(column));
+        let _ = write!(page, "<th scope=\"col\">{}</th>", text(column));
     }
     page.push_str("</tr>");
     for row in &table.rows {
@@ -110,18 +121,18 @@ fn table(page: &mut String, table: &Table) {
         }
         page.push_str("</tr>");
     }
-    page.push_str("</table>");
+    page.push_str("</table></div>");
 }
 
 fn text(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
 }
 
-/// Draws a plot as SVG.
+/// Draws a plot as SVG. Axes are logarithmic if smaller values would lie together.
 ///
 /// # Errors
 /// Returns an error without two points.
-pub fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
+pub fn svg(plot: &Plot) -> Drawn<String> {
     let points = || plot.lines.iter().flat_map(|line| &line.points);
     let range = |of: fn(&(f64, f64)) -> f64| {
         points().map(of).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
@@ -133,19 +144,13 @@ pub fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
     if left >= right || high <= 0.0 {
         return Err("there is nothing to be drawn".into());
     }
-    // The legend has an area to itself, as wide as its longest name. Axes are logarithmic if
-    // smaller values would lie together.
-    let longest = plot.lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
-    let legend = ((7.0 * longest as f64 + 50.0) / f64::from(PLOT.0 - 72)).min(0.6);
-    let stretch = 1.0 / (1.0 - legend);
     if left > 0.0 && right / left >= 16.0 {
-        let x = left..left * (right / left).powf(stretch);
-        return above(plot, x.log_scale().base(2.0), low, high);
+        return above(plot, (left..right).log_scale().base(2.0), low, high);
     }
-    above(plot, left..left + (right - left) * stretch, low, high)
+    above(plot, left..right, low, high)
 }
 
-fn above<X>(plot: &Plot, x: X, low: f64, high: f64) -> Result<String, Box<dyn std::error::Error>>
+fn above<X>(plot: &Plot, x: X, low: f64, high: f64) -> Drawn<String>
 where
     X: AsRangedCoord<Value = f64>,
     X::CoordDescType: ValueFormatter<f64>,
@@ -157,42 +162,70 @@ where
     }
 }
 
-fn lines<X, Y>(plot: &Plot, x: X, y: Y) -> Result<String, Box<dyn std::error::Error>>
+fn lines<X, Y>(plot: &Plot, x: X, y: Y) -> Drawn<String>
 where
     X: AsRangedCoord<Value = f64>,
     X::CoordDescType: ValueFormatter<f64>,
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: ValueFormatter<f64>,
 {
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, PLOT).into_drawing_area();
-        root.fill(&WHITE)?;
+    // The legend is below, in two columns if all names fit.
+    let longest = plot.lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
+    let columns = if longest > 30 { 1 } else { 2 };
+    let height = PLOT.1 + KEY * plot.lines.len().div_ceil(columns) as u32 + 8;
+    drawn(&plot.title, (PLOT.0, height), |root| {
+        let (root, below) = root.split_vertically(PLOT.1);
         let mut chart = ChartBuilder::on(&root)
-            .caption(&plot.title, ("sans-serif", 18))
+            .caption(&plot.title, ("sans-serif", 22))
             .margin(12)
-            .x_label_area_size(40)
-            .y_label_area_size(60)
+            .x_label_area_size(52)
+            .y_label_area_size(84)
             .build_cartesian_2d(x, y)?;
         let mut mesh = chart.configure_mesh();
-        mesh.max_light_lines(0).x_desc(&plot.x).y_desc(&plot.y);
+        mesh.max_light_lines(0).x_labels(8).x_desc(&plot.x).y_desc(&plot.y).label_style(TEXT);
         mesh.x_label_formatter(&label).y_label_formatter(&label).draw()?;
         for (index, line) in plot.lines.iter().enumerate() {
-            let color = COLORS[index % COLORS.len()].stroke_width(2);
+            let stroke = COLORS[index % COLORS.len()].stroke_width(2);
+            chart.draw_series(LineSeries::new(line.points.iter().copied(), stroke))?;
             chart
-                .draw_series(LineSeries::new(line.points.iter().copied(), color))?
-                .label(&line.name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color));
+                .draw_series(line.points.iter().map(|at| EmptyElement::at(*at) + marker(index)))?;
+            let width = (PLOT.0 as usize / columns) as i32;
+            let left = 24 + width * (index % columns) as i32;
+            let middle = (KEY as usize * (index / columns)) as i32 + KEY as i32 / 2;
+            below.draw(&PathElement::new([(left, middle), (left + 32, middle)], stroke))?;
+            below.draw(&(EmptyElement::at((left + 16, middle)) + marker(index)))?;
+            below.draw(&Text::new(line.name.clone(), (left + 42, middle - 9), TEXT))?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .border_style(BLACK)
-            .background_style(WHITE)
-            .draw()?;
+        Ok(())
+    })
+}
+
+/// Returns the mark of a line's points: a shape of its own beside a color of its own.
+fn marker<'a>(index: usize) -> DynElement<'static, SVGBackend<'a>, (i32, i32)> {
+    let color = COLORS[index % COLORS.len()];
+    match index % 4 {
+        0 => Circle::new((0, 0), 4, color.filled()).into_dyn(),
+        1 => TriangleMarker::new((0, 0), 6, color.filled()).into_dyn(),
+        2 => Cross::new((0, 0), 5, color.stroke_width(2)).into_dyn(),
+        _ => Circle::new((0, 0), 5, color.stroke_width(2)).into_dyn(),
+    }
+}
+
+/// Returns what `draw` puts on white, as a picture with a name.
+fn drawn(
+    title: &str,
+    size: (u32, u32),
+    draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Drawn<()>,
+) -> Drawn<String> {
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        root.fill(&WHITE)?;
+        draw(&root)?;
         root.present()?;
     }
-    Ok(svg)
+    let (head, rest) = svg.split_once('>').ok_or("no picture")?;
+    Ok(format!("{head} role=\"img\"><title>{}</title>{rest}", text(title)))
 }
 
 /// Formats a value of an axis.
@@ -205,16 +238,13 @@ fn label(value: &f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn bars(gantt: &Gantt) -> Result<String, Box<dyn std::error::Error>> {
-    let mut svg = String::new();
+fn bars(gantt: &Gantt) -> Drawn<String> {
     let all = || gantt.bars.iter().flat_map(|(_, bars)| bars);
     let rows = all().map(|bar| bar.row + 1).max().ok_or("there is nothing to be drawn")?;
     let end = all().map(|bar| bar.to).fold(0.0, f64::max);
-    {
-        let root = SVGBackend::with_string(&mut svg, (760, 520)).into_drawing_area();
-        root.fill(&WHITE)?;
+    drawn(&gantt.title, (760, 520), |root| {
         // The first row is at the top.
-        let mut chart = ChartBuilder::on(&root)
+        let mut chart = ChartBuilder::on(root)
             .caption(&gantt.title, ("sans-serif", 18))
             .margin(12)
             .x_label_area_size(40)
@@ -241,9 +271,8 @@ fn bars(gantt: &Gantt) -> Result<String, Box<dyn std::error::Error>> {
             .border_style(BLACK)
             .background_style(WHITE)
             .draw()?;
-        root.present()?;
-    }
-    Ok(svg)
+        Ok(())
+    })
 }
 
 #[cfg(test)]
@@ -262,6 +291,7 @@ mod tests {
         };
         let page = page("ripieno sim", std::slice::from_ref(&outcome)).unwrap();
         assert!(page.contains("one: a &amp; b") && page.contains("<svg"), "{page}");
+        assert!(page.contains(" role=\"img\"><title>plot</title>"), "{page}");
         assert!(!page.contains("a<b") && !page.contains("src=") && !page.contains("href=\"h"));
         let empty = Outcome {
             plots: vec![Plot { lines: Vec::new(), ..outcome.plots[0].clone() }],
