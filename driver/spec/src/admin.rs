@@ -109,8 +109,12 @@ open_enum! {
         ACTIVE_NAMESPACES = 0x02,
         /// A namespace's identification descriptors.
         NAMESPACE_DESCRIPTORS = 0x03,
+        /// A namespace's data structure for an I/O command set.
+        COMMAND_SET_NAMESPACE = 0x05,
         /// The controller's data structure for an I/O command set.
         COMMAND_SET_CONTROLLER = 0x06,
+        /// A namespace's data structure that is the same for all I/O command sets.
+        INDEPENDENT_NAMESPACE = 0x08,
     }
 }
 

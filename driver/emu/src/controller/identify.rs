@@ -104,6 +104,11 @@ impl Identity {
             Cns::ACTIVE_NAMESPACES => active_namespaces(sqe.nsid, storage)?,
             // No limits by default; faults may patch some in.
             Cns::COMMAND_SET_CONTROLLER if command.csi == 0 => [0; PAGE],
+            // Neither protection information nor other extended formats.
+            Cns::COMMAND_SET_NAMESPACE if command.csi == 0 => {
+                storage.active(sqe.nsid).map(|_| [0; PAGE])?
+            }
+            Cns::INDEPENDENT_NAMESPACE => independent(sqe.nsid, storage)?,
             Cns::NAMESPACE_DESCRIPTORS => self.descriptors(sqe.nsid, storage)?,
             _ => return Err(Status::INVALID_FIELD),
         };
@@ -232,6 +237,16 @@ fn active_namespaces(above: u32, storage: &Storage) -> Result<[u8; PAGE], Status
         *place = nsid;
     }
     Ok(copy(list.as_bytes()))
+}
+
+/// "I/O Command Set Independent Identify Namespace", which NVMe 2.0 requires: the endurance group,
+/// and that it is ready.
+fn independent(nsid: u32, storage: &Storage) -> Result<[u8; PAGE], Status> {
+    storage.active(nsid)?;
+    let mut page = [0; PAGE];
+    page[12..14].copy_from_slice(&storage.endurance_group().to_le_bytes());
+    page[14] = 1;
+    Ok(page)
 }
 
 fn copy(bytes: &[u8]) -> [u8; PAGE] {

@@ -65,6 +65,14 @@ fn identify_tells_the_truth() {
         assert_eq!(host.identify(3, nsid), Err(Status::INVALID_NAMESPACE));
     }
     assert_eq!(host.identify(2, u32::MAX - 1), Err(Status::INVALID_NAMESPACE));
+    // NSTAT: ready. In no endurance group.
+    let ready = host.identify(0x08, 1).unwrap();
+    assert_eq!(ready.iter().position(|byte| *byte != 0), Some(14));
+    assert_eq!(ready[14], 1);
+    assert!(host.identify(0x05, 1).unwrap().iter().all(|byte| *byte == 0));
+    for cns in [0x05, 0x08] {
+        assert_eq!(host.identify(cns, 9), Err(Status::INVALID_NAMESPACE));
+    }
     assert_eq!(host.identify(0x77, 1), Err(Status::INVALID_FIELD));
 }
 
