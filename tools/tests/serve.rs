@@ -176,7 +176,7 @@ fn a_configuration_is_read_again_and_a_port_has_a_token() {
     let before = fs::read_to_string(&config).unwrap();
     let http = format!("[http]\naddress = \"127.0.0.1:0\"\ntoken_file = {token:?}\n");
     fs::write(&config, before.clone() + &http).unwrap();
-    let (_server, line) = serve_saying(&config);
+    let (server, line) = serve_saying(&config);
     let address = line.trim().rsplit_once("http://").unwrap().1.to_owned();
     let token = token.to_str().unwrap().to_owned();
     let over_tcp = |verb: &str| {
@@ -199,6 +199,20 @@ fn a_configuration_is_read_again_and_a_port_has_a_token() {
     fs::write(&config, "clients = 3\n".to_owned() + &before + &http).unwrap();
     assert_eq!(done(at, &["reload"]), "new: token\n");
     assert_eq!(over_tcp("status").status.code(), Some(0));
+    // Less than a block: nothing would be stored.
+    let limit = "[[limit]]\nuser = 1001\nstored = \"1KiB\"\n";
+    let small = "clients = 3\n".to_owned() + &before + &http + limit;
+    fs::write(&config, &small).unwrap();
+    let refused = over_tcp("reload");
+    assert_eq!(refused.status.code(), Some(2));
+    let wanted = "stored of user 1001 is 1024 bytes, and a block of this store takes";
+    assert!(text(&refused.stderr).contains(wanted), "{}", text(&refused.stderr));
+    drop(server);
+    let output = ripieno(&["serve", &config]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains(wanted), "{}", text(&output.stderr));
+    fs::write(&config, small.replace("1KiB", "0")).unwrap();
+    let (_server, _) = serve_saying(&config);
     // One way to the server, and a token for a port.
     for wrong in [
         &["status"][..],

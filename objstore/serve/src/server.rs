@@ -67,7 +67,8 @@ impl Server {
     /// descriptors to the most that it may have.
     ///
     /// # Errors
-    /// Returns [`ServeError::InUse`] or [`ServeError::Socket`].
+    /// Returns [`ServeError::InUse`] or [`ServeError::Socket`]; [`StackError::Config`] for a limit
+    /// that is less than a block.
     pub fn bind(stack: Stack, options: ServerOptions) -> Result<Self, ServeError> {
         raise_descriptors();
         let path = options.socket.clone();
@@ -88,6 +89,8 @@ impl Server {
         listener.set_nonblocking(true).map_err(failed("listening on"))?;
         let web = options.http.map(listen).transpose()?;
         let shared = Shared::new(stack, options);
+        let checked = shared.settings().check(shared.totals.file_bytes);
+        checked.map_err(|problem| StackError::Config { field: "limit", problem })?;
         shared.admit(&shared.settings()).map_err(failed("setting the mode of"))?;
         Ok(Self { shared: Arc::new(shared), listener, web, path: file })
     }

@@ -99,6 +99,24 @@ impl Settings {
         named.map(|(name, _)| name.to_owned()).collect()
     }
 
+    /// Refuses limits of bytes that no block fits into: nothing would be stored, and nobody told.
+    pub(crate) fn check(&self, file_bytes: u64) -> Result<(), String> {
+        for (uid, limits) in &self.limits {
+            let UserLimits { stored_bytes, held_bytes, pinned_bytes, .. } = *limits;
+            for (name, bytes) in
+                [("stored", stored_bytes), ("held", held_bytes), ("pins", pinned_bytes)]
+            {
+                if let Some(bytes) = bytes.filter(|&bytes| 0 < bytes && bytes < file_bytes) {
+                    return Err(format!(
+                        "{name} of user {uid} is {bytes} bytes, and a block of this store takes \
+                         {file_bytes}: give more, or 0 for none"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the most that a user may have; `controllers` are root and the server's own user.
     pub(crate) fn share(&self, uid: u32, controllers: [u32; 2], totals: &Totals) -> Share {
         let Totals { files, file_bytes, namespaces, descriptors } = *totals;

@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     reload: Option<Reload>,
     settings: Mutex<Arc<Settings>>,
     own_uid: u32,
-    totals: Totals,
+    pub(crate) totals: Totals,
     /// By user.
     accounts: Mutex<BTreeMap<u32, Arc<Account>>>,
     state: Mutex<State>,
@@ -232,10 +232,10 @@ impl Shared {
             let why = "this server has no configuration to read again";
             return Err(Refusal::new(RefusalKind::Unsupported, why));
         };
-        let settings = reload().map_err(|why| Refusal::new(RefusalKind::Conflict, why))?;
-        let refused = |error: io::Error| {
-            Refusal::new(RefusalKind::Conflict, format!("setting the socket's mode: {error}"))
-        };
+        let conflict = |why| Refusal::new(RefusalKind::Conflict, why);
+        let settings = reload().map_err(conflict)?;
+        settings.check(self.totals.file_bytes).map_err(conflict)?;
+        let refused = |error: io::Error| conflict(format!("setting the socket's mode: {error}"));
         let current = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         self.admit(&settings).map_err(refused)?;
         let changed = current.differences(&settings);
