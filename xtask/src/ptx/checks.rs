@@ -9,8 +9,8 @@ use crate::ptx::sass::{Instruction, in_loop};
 
 /// Limit at which four blocks of 128 threads still fit the 65,536 registers of an SM.
 const REGISTERS_MAX: u64 = 128;
-/// Instructions of the I/O kernel on the GPU that takes the most, by the pinned compiler: a newer one
-/// may take more (13.5.37: 8,992). A change that raises this or the next one gives the reason.
+/// Instructions of the I/O kernel on the GPU that takes the most, by the pinned compiler; 13.5.37
+/// takes 8,992. A change that raises this or the next one gives the reason in its message.
 const INSTRUCTIONS_MAX: u64 = 8856;
 /// The same of gio_scatter_gather, the larger of the pool kernels.
 const POOL_INSTRUCTIONS_MAX: u64 = 2792;
