@@ -25,6 +25,7 @@ use crate::host::{self, Host};
 use crate::pci;
 use crate::program::{self, Ran};
 use crate::runner::{SECONDS_MAX, Suite, tests, until};
+use crate::serve;
 
 pub const SUITE: Suite = Suite {
     name: "ng",
@@ -39,6 +40,7 @@ pub const SUITE: Suite = Suite {
         what_was_kept_is_found,
         wrong_bytes_are_found,
         a_store_survives_a_kill,
+        clients_of_a_server_find_what_they_stored,
         a_mounted_namespace_is_refused,
         data_is_not_overwritten,
         a_store_keeps_others_out,
@@ -335,6 +337,10 @@ fn refused(device: &str, words: &[&str]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn clients_of_a_server_find_what_they_stored() -> Result<()> {
+    serve::is_found_on(&both()?)
 }
 
 fn a_mounted_namespace_is_refused() -> Result<()> {

@@ -102,18 +102,41 @@ pub fn a_server_keeps_blocks_of_both_drives_in_memory() -> Result<()> {
     Ok(())
 }
 
+/// What a client of a server on these devices stores is found by another client, and after the
+/// server was killed.
+pub fn is_found_on(devices: &str) -> Result<()> {
+    make_store_on(devices, "")?;
+    let mut server = serve()?;
+    let (one, other) = (connect()?, connect()?);
+    store(&one, 0)?;
+    ensure!(found(&other, 0)? == KEYS as usize, "a client does not find another one's blocks");
+    ensure!(counter("read_bytes_total")? > 0, "nothing was read");
+    server.kill()?;
+    server.wait()?;
+    server = serve()?;
+    one.reconnect()?;
+    let kept = found(&one, 0);
+    server.kill()?;
+    server.wait()?;
+    ensure!(kept? == KEYS as usize, "a block did not survive the server");
+    Ok(())
+}
+
 /// Makes a store on both drives, and the configuration of its server with these lines.
 fn make_store(more: &str) -> Result<()> {
     pci::give_to_vfio(&[DRIVE_A, DRIVE_B])?;
-    let device = format!("vfio:{DRIVE_A},vfio:{DRIVE_B}");
-    let format = ["format", "--model", "tiny", "--devices", &device, "--overwrite", "anything"];
+    make_store_on(&format!("vfio:{DRIVE_A},vfio:{DRIVE_B}"), more)
+}
+
+fn make_store_on(device: &str, more: &str) -> Result<()> {
+    let format = ["format", "--model", "tiny", "--devices", device, "--overwrite", "anything"];
     // Below the LBA that fails reads.
     let small = ["--capacity", "5MiB"];
     program::run("ripieno", &[&format[..], &small].concat())?.success()?;
     fs::write(
         CONFIG,
         format!(
-            "socket = '{SOCKET}'\n[store]\ndevices = 'vfio:{DRIVE_A},{DRIVE_B}'\n{more}[shape]\n\
+            "socket = '{SOCKET}'\n[store]\ndevices = '{device}'\n{more}[shape]\n\
              layers = 2\nsegments = 2\nobject_bytes = 1024\nblock_tokens = 512\n"
         ),
     )?;
