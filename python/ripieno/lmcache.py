@@ -34,7 +34,7 @@ from ripieno import side_files
 from ripieno.objects import THREADS, Object, Objects, Options
 
 if TYPE_CHECKING:
-    from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+    from lmcache.v1.distributed.api import MemoryLayoutDesc, MemoryTags, ObjectKey
     from lmcache.v1.distributed.internal_api import L1MemoryDesc
     from lmcache.v1.memory_management import MemoryObj
 
@@ -210,6 +210,14 @@ class RipienoL2(L2AdapterInterface):
             if held:
                 held.end()
 
+    def submit_touch(self, keys: list[ObjectKey]) -> None:
+        """Counts as a use of objects that LMCache has in its memory (from 0.5.7 on). Otherwise the
+        store would evict what is used too often to be loaded."""
+        for key in keys:
+            if held := self._hold(key):
+                held.end()
+        self._notify_keys_accessed(keys)
+
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         task = self.loads.number()
         self._submit(self.loader, self.loads, task, Bitmap(len(keys)), self._load)(keys, objects)
@@ -253,6 +261,13 @@ class RipienoL2(L2AdapterInterface):
             total_capacity_bytes=files * piece,
             bytes_by_cache_salt=MappingProxyType({k: v for k, v in used.items() if v}),
         )
+
+    def get_memory_tags(self) -> MemoryTags:
+        """Returns that the bytes are on storage of this host. LMCache asks from 0.5.7 on, which has
+        these names, and then makes no adapter without an answer."""
+        from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags
+
+        return MemoryTags(MemorySegment.STORAGE, MemoryResidency.LOCAL)
 
     def report_status(self) -> dict[str, Any]:
         locked = sum(map(len, self.held.values()))

@@ -1,6 +1,7 @@
 """The L2 adapter for LMCache: their own check, and bytes after kills, faults and eviction."""
 
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,11 +20,14 @@ pytest.importorskip("lmcache")
 
 import ripieno  # noqa: E402
 import torch  # noqa: E402
-from lmcache.v1.check.check_mode_test_l2_adapter import _create_memory_obj  # noqa: E402
+from lmcache.v1.distributed import api  # noqa: E402
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey  # noqa: E402
 from ripieno.lmcache import RipienoL2  # noqa: E402
 
 PIECE = 64 << 10
+# LMCache 0.5.7 moved its check.
+CHECK = "lmcache.v1" if importlib.util.find_spec("lmcache.v1.check") else "lmcache.inprocess.v1"
+make = importlib.import_module(f"{CHECK}.check.check_mode_test_l2_adapter")._create_memory_obj
 
 
 def params(path, **more):
@@ -35,13 +40,13 @@ def key(number, salt="", model="m"):
 
 def data(number, size=3 * PIECE // 4 * 2):
     """Returns an object: a piece and a half, with bytes of its own."""
-    made = _create_memory_obj(obj_size=size // 4)
+    made = make(obj_size=size // 4)
     made.tensor.copy_(torch.rand(size // 4, generator=torch.Generator().manual_seed(number)))
     return made
 
 
 def empty(size=3 * PIECE // 4 * 2):
-    return _create_memory_obj(obj_size=size // 4, fill_value=-1.0)
+    return make(obj_size=size // 4, fill_value=-1.0)
 
 
 LAYOUT = MemoryLayoutDesc([torch.Size([3 * PIECE // 8])], [torch.float32])
@@ -101,7 +106,7 @@ def test_their_own_check_passes(tmp_path, rate):
     adapter = {"type": "plugin", "adapter_params": params(tmp_path / "kv"), **named}
     if rate is not None:
         adapter = {"type": "fault_inject", "rate": rate, "seed": 1, "inner": adapter}
-    check = ["-m", "lmcache.v1.basic_check", "--mode", "test_l2_adapter", "--num-keys", "16"]
+    check = ["-m", f"{CHECK}.basic_check", "--mode", "test_l2_adapter", "--num-keys", "16"]
     ended = subprocess.run(
         [sys.executable, *check, "--l2-adapter", json.dumps(adapter)],
         capture_output=True,
@@ -268,6 +273,28 @@ def test_locked_objects_are_not_evicted(tmp_path):
         user.adapter.submit_unlock([key(n) for n in locked])
         assert user.adapter.report_status()["locked"] == 0
         user.adapter.submit_unlock([key(n) for n in locked])
+
+
+def test_what_lmcache_has_in_memory_counts_as_used(tmp_path):
+    """LMCache loads it only once, however often it is used, and tells of that from 0.5.7 on."""
+    with User(tmp_path) as user:
+        used, unused = ([key(n) for n in range(first, first + 20)] for first in (0, 20))
+        for first in range(0, 900, 20):
+            some = range(first, first + 20)
+            user.store([key(n) for n in some], [data(n) for n in some])
+            user.adapter.submit_touch([*used, key(99_999)])
+        assert user.lookup(used) == [True] * 20
+        assert user.lookup(unused) == [False] * 20
+        assert user.adapter.report_status()["locked"] == 20
+
+
+def test_lmcache_is_told_where_the_bytes_are(tmp_path, monkeypatch):
+    """LMCache 0.5.7 has these names, asks, and makes no adapter that does not answer."""
+    monkeypatch.setattr(api, "MemorySegment", SimpleNamespace(STORAGE="storage"), raising=False)
+    monkeypatch.setattr(api, "MemoryResidency", SimpleNamespace(LOCAL="local"), raising=False)
+    monkeypatch.setattr(api, "MemoryTags", lambda *tags: tags, raising=False)
+    with User(tmp_path) as user:
+        assert user.adapter.get_memory_tags() == ("storage", "local")
 
 
 def test_what_remains_after_eviction_has_the_right_bytes(tmp_path):
