@@ -5,7 +5,7 @@
 # in blocks of 16 tokens and 4 KiB, pass through the policies of its host memory; 640 blocks fit.
 #
 # Guess: the ghost queue of S3-FIFO has names without values, as many as the main queue has blocks
-#        (450 here), as in the paper.
+#        (448 here), as in the paper.
 # Seen:  it is bounded by bytes, counts the bytes of values, and its entries have none: it is never
 #        full. Each evicted block stays in the table, with its key, which refers to the tokens of
 #        the whole prompt. LRU and FIFO keep the ten prompts that have blocks. And a block that was
