@@ -6,7 +6,7 @@
 #
 # Guess: `--data kind=mooncake` knows the form of Mooncake's paper and public traces. Its blocks of
 #        512 tokens are the default; its times are in milliseconds: all three requests at once.
-# Seen:  seconds. Neither the manual nor the log says so. time_scale=0.001 in --data mends it.
+# Seen:  seconds. Neither the manual nor the log says so. time_scale=0.001 in --data helps.
 #
 #            seconds after the first request, as-is: 0 5 10
 #            seconds after the first request, scaled: 0 0 0
