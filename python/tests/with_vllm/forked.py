@@ -41,12 +41,27 @@ from prompts import BLOCK  # noqa: E402
 from vllm import EngineArgs, SamplingParams  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
 from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: E402
+from vllm.model_executor.models import registry  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
-# This scans all modules for kernels, two thirds of a child's start, so it is done once, here.
-current_platform.register_triton_kernel_overrides()
+
+
+def register(scan=current_platform.register_triton_kernel_overrides):
+    """Has vLLM scan all modules for kernels, by an attribute of their values' __dict__. llvmlite's
+    library has no such dictionary, but a function of any name: it is hidden from the scan, if
+    LMCache or another one has imported it before."""
+    hidden = sys.modules.pop("llvmlite.binding.ffi", None)
+    scan()
+    if hidden:
+        sys.modules["llvmlite.binding.ffi"] = hidden
+
+
+# Once, here: it is two thirds of a child's start.
+register()
 type(current_platform).register_triton_kernel_overrides = lambda *_: None
+# vLLM would look at a model's class in a process that imports vLLM again, to spare CUDA: 8 seconds.
+registry._run_in_subprocess = lambda body: body()
 # Each child would set the loggers of all modules, and import these.
 with contextlib.suppress(ImportError):
     import vllm.distributed.elastic_ep.elastic_execute

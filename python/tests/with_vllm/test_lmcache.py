@@ -20,6 +20,7 @@ pytest.importorskip("lmcache")
 
 import ripieno  # noqa: E402
 import torch  # noqa: E402
+from forked import register  # noqa: E402
 from lmcache.v1.distributed import api  # noqa: E402
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey  # noqa: E402
 from ripieno.lmcache import RipienoL2  # noqa: E402
@@ -163,6 +164,11 @@ def test_objects_of_a_killed_process_are_whole_or_absent(tmp_path):
         with User(tmp_path / "kv") as user:
             found = user.check(range(last + 3))
             assert found[: last + 1] == [True] * (last + 1)
+
+
+def test_vllm_scans_for_its_kernels_after_lmcache_was_imported():
+    assert "llvmlite.binding.ffi" in sys.modules, "no more: then nothing is to be hidden"
+    register()
 
 
 def known_file(tmp_path):

@@ -19,7 +19,21 @@ import forked  # noqa: E402
 import test_tiering  # noqa: E402
 from prompts import PROMPTS, STORED, tokens_of  # noqa: E402
 from test_tiering import bytes_of  # noqa: E402
+from vllm.distributed import nixl_utils  # noqa: E402
 from waiting import kept_port  # noqa: E402
+
+# vLLM imports NIXL, because it sets a variable before.
+assert nixl_utils.NixlWrapper is not None, "NIXL cannot be imported"
+from nixl import _bindings  # noqa: E402
+
+
+def agent(name, config, make=_bindings.nixlAgent):
+    """Makes an agent whose thread waits between its rounds, which takes a processor otherwise."""
+    config.pthrDelay = 1000
+    return make(name, config)
+
+
+_bindings.nixlAgent = agent
 
 ENVIRONMENT = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}
 
