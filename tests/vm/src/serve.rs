@@ -102,8 +102,8 @@ pub fn a_server_keeps_blocks_of_both_drives_in_memory() -> Result<()> {
     Ok(())
 }
 
-/// What a client of a server on these devices stores is found by another client, and after the
-/// server was killed.
+/// Blocks that a client of a server on these devices stores are found by another client, and after
+/// the server was killed.
 pub fn is_found_on(devices: &str) -> Result<()> {
     make_store_on(devices, "")?;
     let mut server = serve()?;
