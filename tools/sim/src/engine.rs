@@ -39,6 +39,7 @@ use index::Index;
 pub use index::plain_catalog;
 pub(crate) use link::Link;
 pub(crate) use memory::Memory;
+pub(crate) use model_tiers::ALONE;
 use model_tiers::ModelTiers;
 use record::Record;
 pub use record::{Second, Span, Work};

@@ -8,43 +8,52 @@ use std::{collections::BTreeSet, time::Duration};
 use kv_catalog::PolicyKind;
 use kv_schedule::{Config, Kind, OpId};
 use kv_tier::{Admission, Block, Hop, Lookahead, LookaheadConfig, RequestId, TierConfig, When};
+use serde::Deserialize;
 
 use crate::{
     engine::{Ended, Link, Memory, Purpose},
     lane::LaneModel,
 };
 
-pub(crate) use decode::{Decode, Decoded, Hbm};
+pub(crate) use decode::{Decode, Decoded};
+
+/// A FIFO channel with equal bandwidth in both directions.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Channel {
+    /// Bytes a second.
+    pub bandwidth: f64,
+    /// Latency after the transfer of the last byte.
+    pub latency_us: f64,
+    /// Time per block beside its transfer.
+    #[serde(default)]
+    pub set_up_us: f64,
+}
 
 /// The tiers below the GPU.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct LowerTiers {
     pub block_bytes: u64,
     /// Blocks of host memory.
-    pub host_blocks: u32,
-    pub drives: LaneModel,
-    pub link: LaneModel,
+    pub host_blocks: f64,
+    pub drives: Channel,
+    pub link: Channel,
 }
 
-/// Returns a FIFO channel with equal bandwidth in both directions.
-pub(crate) const fn lane(latency: Duration, bytes_per_second: f64) -> LaneModel {
-    let (read, write) = (bytes_per_second, bytes_per_second);
-    LaneModel { read, write, latency, ..LaneModel::INSTANT }
-}
-
-/// Settings of the lookahead.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Ahead {
-    /// Window in iterations, and blocks per batch. With a window of 0, blocks are read on demand.
-    pub lookahead: LookaheadConfig,
-    /// Scheduler settings of both hops.
-    pub schedule: Config,
+impl Channel {
+    pub(crate) fn lane(self) -> LaneModel {
+        let (read, write) = (self.bandwidth, self.bandwidth);
+        let [latency, set_up] =
+            [self.latency_us, self.set_up_us].map(|us| Duration::from_secs_f64(us * 1e-6));
+        LaneModel { read, write, latency, set_up, ..LaneModel::INSTANT }
+    }
 }
 
 /// Host memory, drives, the link, and their transfers.
 #[derive(Debug)]
 pub(crate) struct Paging {
-    lower: LowerTiers,
+    block_bytes: u64,
     batch_blocks: u64,
     memory: Memory<u64>,
     drives: Link,
@@ -59,16 +68,20 @@ pub(crate) struct Paging {
 }
 
 impl Paging {
-    pub(crate) fn new(lower: LowerTiers, ahead: Ahead) -> Self {
-        let LowerTiers { block_bytes, host_blocks, drives, link } = lower;
-        let tier = TierConfig { blocks: host_blocks, block_bytes, policy: PolicyKind::Lru };
-        let [drives, link] = [drives, link]
-            .map(|lane| Link::new(lane, (ahead.schedule, lane.table()), block_bytes, 1));
+    /// With a window of 0, blocks are read on demand.
+    pub(crate) fn new(lower: &LowerTiers, ahead: LookaheadConfig, schedule: Config) -> Self {
+        let LowerTiers { block_bytes, host_blocks, drives, link } = *lower;
+        let blocks = host_blocks as u32;
+        let tier = TierConfig { blocks, block_bytes, policy: PolicyKind::Lru };
+        let [drives, link] = [drives, link].map(|channel| {
+            let lane = channel.lane();
+            Link::new(lane, (schedule, lane.table()), block_bytes, 1)
+        });
         let reload_cost = drives.scheduler.table().costs.read.duration(block_bytes);
         Self {
-            lower,
-            batch_blocks: u64::from(ahead.lookahead.batch_blocks),
-            memory: Memory::new(tier, Some(ahead.lookahead), reload_cost),
+            block_bytes,
+            batch_blocks: u64::from(ahead.batch_blocks),
+            memory: Memory::new(tier, Some(ahead), reload_cost),
             drives,
             link,
             reading: 0,
@@ -202,7 +215,7 @@ impl Paging {
         }
         self.reading -= 1;
         match hop {
-            Hop::Drives => self.read_from(Hop::Link, request, bytes / self.lower.block_bytes),
+            Hop::Drives => self.read_from(Hop::Link, request, bytes / self.block_bytes),
             Hop::Link => self.arrived += bytes,
         }
     }

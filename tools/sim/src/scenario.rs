@@ -3,9 +3,9 @@
 
 mod blog;
 mod decoding;
-mod derived;
 mod drives;
 mod experiment;
+mod formula;
 mod hiding;
 mod lmcache;
 mod numbers;
@@ -23,13 +23,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    outcome::{Outcome, number},
+    outcome::{Gantt, Outcome, Plot, number},
     parallel::each,
     parameters::Parameters,
 };
 use experiment::Experiment;
-use numbers::Numbers;
-use shown::{Compared, Drawn, Listed, Shown};
+use numbers::{Numbers, join};
+use shown::{Compared, Drawn, Listed, Shown, Ticks};
 use testbed::Testbed;
 
 /// The scenarios of each paper, in the order of `ripieno sim all`.
@@ -45,10 +45,10 @@ const PAPERS: [&str; 5] = [
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Paper {
-    /// Texts that others refer to as `{name}`.
+    /// Texts and formulas that others refer to as `{name}`.
     #[serde(default)]
     texts: BTreeMap<String, String>,
-    /// Machines that runs name.
+    /// Machines that runs name, and runs that others are `like`.
     #[serde(default)]
     machines: BTreeMap<String, Value>,
     scenario: Vec<Scenario>,
@@ -56,15 +56,25 @@ struct Paper {
 
 impl Paper {
     /// Returns the scenarios, which no longer need the file.
-    fn scenarios(self) -> impl Iterator<Item = Scenario> {
-        let Self { texts, machines, scenario } = self;
-        scenario.into_iter().map(move |mut scenario| {
-            for machine in scenario.runs.iter_mut().filter_map(|it| it.set.get_mut("machine")) {
-                let named = machine.as_str().and_then(|name| machines.get(name));
-                *machine = named.unwrap_or_else(|| panic!("{machine}: no such machine")).clone();
+    fn scenarios(self) -> Vec<Scenario> {
+        let Self { texts, machines, mut scenario } = self;
+        let named = |name: &Value| {
+            let known = name.as_str().and_then(|name| machines.get(name));
+            known.unwrap_or_else(|| panic!("{name}: no such machine")).clone()
+        };
+        for scenario in &mut scenario {
+            scenario.texts.clone_from(&texts);
+            for Runs { set, .. } in &mut scenario.runs {
+                if let Some(machine) = set.get_mut("machine") {
+                    *machine = named(machine);
+                }
+                if let Some(Value::Object(mut like)) = set.remove("like").as_ref().map(named) {
+                    like.append(set);
+                    *set = like;
+                }
             }
-            Scenario { texts: texts.clone(), ..scenario }
-        })
+        }
+        scenario
     }
 }
 
@@ -99,7 +109,7 @@ pub struct Scenario {
 struct Runs {
     /// Begins the names of their results.
     name: Option<String>,
-    /// Parameters of all of them; `kind` names the experiment.
+    /// Parameters of all of them, or formulas of them; `kind` names the experiment.
     set: Map<String, Value>,
     #[serde(default)]
     axes: Vec<Axis>,
@@ -173,7 +183,7 @@ impl Runs {
             let with = |(name, set): &(String, Map<String, Value>), tick: &Tick| {
                 let mut set = set.clone();
                 merge(&mut set, tick.set.clone());
-                (numbers::join(name, &tick.label), set)
+                (join(name, &tick.label), set)
             };
             all = all.iter().flat_map(|run| ticks.iter().map(|tick| with(run, tick))).collect();
         }
@@ -207,36 +217,45 @@ impl Scenario {
     /// Runs the simulation.
     #[must_use]
     pub fn run(&self, parameters: &Parameters) -> Outcome {
-        let (mut found, mut outcome) = (self.found(parameters), Outcome::default());
         let ticks = &self.ticks();
-        let setup = || {
-            let machine = Testbed::deserialize(self.runs[0].set["machine"].clone());
-            machine.expect("its runs have it").setup(parameters)
-        };
-        let axes = derived::Axes { ticks, setup: &setup };
-        derived::add(&self.name, &axes, &mut found, &mut outcome);
-        let shown = Shown { found: &found, parameters, texts: &self.texts, ticks };
+        let found = &self.found(parameters, ticks);
+        let shown = Shown { found, parameters, texts: &self.texts, ticks };
         let texts = |all: &[String]| all.iter().map(|text| shown.text(text)).collect();
         let mut setting: Vec<String> = texts(&self.setting);
         setting.extend(parameters.replaced());
-        let plots = self.plots.iter().flat_map(|it| it.plots(&shown));
+        let (plots, gantts) = self.over_time(parameters);
         Outcome {
             name: self.name.clone(),
             title: self.title.clone(),
             setting,
             tables: self.tables.iter().flat_map(|it| it.tables(&shown)).collect(),
             comparisons: Compared::all(&self.comparisons, &shown),
-            plots: plots.chain(outcome.plots).collect(),
-            gantts: outcome.gantts,
+            plots: self.plots.iter().flat_map(|it| it.plots(&shown)).chain(plots).collect(),
+            gantts,
             notes: texts(&self.notes),
         }
     }
 
+    /// Returns the pictures that are not of numbers, but of a run.
+    fn over_time(&self, parameters: &Parameters) -> (Vec<Plot>, Vec<Gantt>) {
+        let setup = || {
+            let machine = Testbed::deserialize(self.runs[0].set["machine"].clone());
+            machine.expect("its runs have it").setup(parameters)
+        };
+        match self.name.as_str() {
+            "tutti-8" => (served::busy_plots(&setup()), Vec::new()),
+            "hiding" => (Vec::new(), hiding::gantts(&setup())),
+            _ => Default::default(),
+        }
+    }
+
     /// Returns the results of all runs. Equal ones of the same experiment are run once.
-    fn found(&self, parameters: &Parameters) -> Numbers {
-        let mut found = Numbers::new(parameters, &self.given);
+    fn found(&self, parameters: &Parameters, ticks: &Ticks<'_>) -> Numbers {
+        let mut found = self.given.clone();
         for runs in &self.runs {
-            let all = runs.all();
+            let mut all = runs.all();
+            let shown = Shown { found: &found, parameters, texts: &self.texts, ticks };
+            all.iter_mut().for_each(|(_, set)| shown.calculate(set));
             let mut distinct: Vec<&Map<String, Value>> = Vec::new();
             let mut numbers = HashMap::new();
             let of = all.iter().map(|(_, set)| {
@@ -248,18 +267,18 @@ impl Scenario {
             let of: Vec<usize> = of.collect();
             let results = each(&distinct, |set| {
                 let experiment = Experiment::deserialize(Value::Object((*set).clone()));
-                let experiment = experiment.unwrap_or_else(|it| panic!("{}: {it}", self.name));
-                experiment.run(parameters, &found)
+                experiment.unwrap_or_else(|it| panic!("{}: {it}", self.name)).run(parameters)
             });
-            for ((name, _), at) in all.iter().zip(of) {
-                found.extend(name, &results[at]);
+            for ((run, _), at) in all.iter().zip(of) {
+                let named = results[at].iter().map(|(name, value)| (join(run, name), *value));
+                found.extend(named);
             }
         }
         found
     }
 
     /// Returns the labels of each axis, with their places in a plot.
-    fn ticks(&self) -> BTreeMap<&str, Vec<(String, f64)>> {
+    fn ticks(&self) -> Ticks<'_> {
         let axes = self.runs.iter().flat_map(|runs| &runs.axes);
         let of = |axis: &Axis| axis.ticks().map(|tick| (tick.label, tick.x)).collect();
         axes.map(|axis| (axis.name.as_str(), of(axis))).collect()

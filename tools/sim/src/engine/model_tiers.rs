@@ -79,7 +79,7 @@ pub(super) struct ModelTiers {
 }
 
 /// No prefetches over a link.
-const ALONE: Option<&mut Memory<BlockKey>> = None;
+pub(crate) const ALONE: Option<&mut Memory<BlockKey>> = None;
 
 /// Returns the fraction of its demand that each of two users of a link gets.
 fn shares(wanted: [f64; 2], link: f64) -> [f64; 2] {

@@ -5,14 +5,15 @@ use std::{
     time::Duration,
 };
 
-use kv_tier::RequestId;
+use kv_schedule::Config;
+use kv_tier::{LookaheadConfig, RequestId};
 // The standard library's functions differ by platform, and the requests must not.
 use libm::log as ln;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
 
-use super::{Ahead, LowerTiers, Moved, Paging};
-use crate::workload::{Profile, normal};
+use super::{LowerTiers, Moved, Paging};
+use crate::workload::{Lengths, Profile, normal};
 
 /// Tokens per block of the engine whose memory all block sizes have.
 const USUAL_BLOCK: u32 = 16;
@@ -31,27 +32,62 @@ pub(crate) enum Hbm {
     Latest,
 }
 
+/// Four kinds of requests. The paper has lengths of the last kind only. Its table 6
+/// implies that no other is longer than 1,830 tokens: more do not come over the link in four
+/// iterations.
+const PROFILES: [Profile; 4] = [
+    Profile { input: lengths(16, 512, 160.0, 0.7), output: lengths(16, 512, 150.0, 0.6) },
+    Profile { input: lengths(256, 1280, 900.0, 0.3), output: lengths(16, 256, 128.0, 0.4) },
+    Profile { input: lengths(32, 1024, 400.0, 0.5), output: lengths(16, 768, 300.0, 0.7) },
+    Profile::UNIFORM,
+];
+const fn lengths(least: u32, most: u32, mean: f64, spread: f64) -> Lengths {
+    Lengths { tokens: (least, most), mean, spread }
+}
+
+/// Reads the kind of requests by its name.
+fn requests<'a, D: Deserializer<'a>>(deserializer: D) -> Result<&'static [Profile], D::Error> {
+    let name = String::deserialize(deserializer)?;
+    Ok(match name.as_str() {
+        "chatbot" => &PROFILES[..1],
+        "summarization" => &PROFILES[1..2],
+        "code" => &PROFILES[2..3],
+        "uniform" => &PROFILES[3..],
+        // As many of each.
+        "mixed" => &PROFILES,
+        // Summarization of longer prompts than the paper can have.
+        "long" => &[Profile::SUMMARIZATION],
+        _ => return Err(D::Error::custom(format!("{name}: no such requests"))),
+    })
+}
+
 /// An engine and its requests.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Decode<'a> {
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Decode {
     /// Time of an iteration without waits: normally distributed, with a deviation of 2 %.
-    pub iteration: Duration,
+    pub iteration_us: f64,
     /// Tokens per block.
     pub block_tokens: u32,
     /// Mean number of requests that fit into the GPU's memory and run together, with blocks of 16
     /// tokens.
-    pub batch: u32,
+    pub batch: f64,
     /// Ratio of all requests' blocks to those that fit.
     pub oversubscription: f64,
     /// Mean number of requests that return to the batch per iteration.
     pub exchanged: f64,
-    pub profiles: &'a [Profile],
+    #[serde(deserialize_with = "requests")]
+    pub requests: &'static [Profile],
     pub lower: LowerTiers,
     /// True if requests that do not run are on the drives instead of in host memory.
     pub on_drives: bool,
     pub hbm: Hbm,
-    /// `None`: missing blocks arrive instantly.
-    pub ahead: Option<Ahead>,
+    /// Iterations ahead of which blocks are read.
+    pub window: u32,
+    /// Blocks that move together; 0 if missing blocks are there at once.
+    pub batch_blocks: u32,
+    /// The scheduler's, if it is not the usual one.
+    pub high_water: Option<f64>,
     /// Fraction of announced requests that lose their turn.
     pub preempted: f64,
     pub iterations: u64,
@@ -90,7 +126,7 @@ impl Request {
 }
 
 struct Engine<'a> {
-    setting: &'a Decode<'a>,
+    setting: &'a Decode,
     paging: Option<Paging>,
     chance: StdRng,
     now: Duration,
@@ -125,9 +161,14 @@ struct Totals {
     filled: u64,
 }
 
-impl Decode<'_> {
+impl Decode {
+    /// Returns the time of an iteration without waits.
+    pub(crate) fn iteration(&self) -> Duration {
+        Duration::from_secs_f64(self.iteration_us * 1e-6)
+    }
+
     /// Runs the engine with random numbers of this seed.
-    pub(crate) fn run(&self, seed: u64) -> Decoded {
+    pub(crate) fn seeded(&self, seed: u64) -> Decoded {
         let mut engine = Engine::new(self, seed);
         (0..WARM_UP).for_each(|_| engine.iterate());
         let counts = |engine: &Engine<'_>| match &engine.paging {
@@ -155,7 +196,7 @@ impl Decode<'_> {
             // Of the prefetched bytes, those that were never used.
             ("wasted", part(moved.wasted, moved.ahead) * 100.0),
             // Of the time, how long the link was busy.
-            ("link", moved.link as f64 / self.lower.link.read / took * 100.0),
+            ("link", moved.link as f64 / self.lower.link.bandwidth / took * 100.0),
             ("blocks", part(moved.link, self.lower.block_bytes) / count),
             // Of the running requests' blocks, the part that has no tokens.
             ("unfilled", (1.0 - part(filled, room)) * 100.0),
@@ -164,10 +205,15 @@ impl Decode<'_> {
 }
 
 impl<'a> Engine<'a> {
-    fn new(setting: &'a Decode<'a>, seed: u64) -> Self {
+    fn new(setting: &'a Decode, seed: u64) -> Self {
+        let Decode { window, batch_blocks, high_water, .. } = *setting;
+        let ahead = LookaheadConfig { window, drives_window: 2 * window, batch_blocks };
+        let usual = Config::default();
+        let schedule = Config { high_water: high_water.unwrap_or(usual.high_water), ..usual };
+        let paging = || Paging::new(&setting.lower, ahead, schedule);
         let mut engine = Self {
             setting,
-            paging: setting.ahead.map(|ahead| Paging::new(setting.lower, ahead)),
+            paging: (batch_blocks > 0).then(paging),
             chance: StdRng::seed_from_u64(seed),
             now: Duration::ZERO,
             named: 0,
@@ -188,7 +234,7 @@ impl<'a> Engine<'a> {
         let usual = |it: &Request| (it.prompt + it.output).div_ceil(USUAL_BLOCK);
         let weighed = |it: &Request| f64::from(usual(it)) * f64::from(it.output);
         let blocks = sample.iter().map(weighed).sum::<f64>() / output;
-        let blocks = (blocks * f64::from(setting.batch)) as u32;
+        let blocks = (blocks * setting.batch) as u32;
         engine.capacity = blocks * USUAL_BLOCK / setting.block_tokens;
         engine.mean_output = output / sample.len() as f64;
         engine.free = engine.capacity;
@@ -206,7 +252,7 @@ impl<'a> Engine<'a> {
     /// Adds requests until the memory is full, each at a random point of its output.
     fn fill(&mut self) {
         let all = f64::from(self.capacity) * self.setting.oversubscription;
-        let longest = self.setting.profiles.iter().map(|it| it.output.tokens.1).max();
+        let longest = self.setting.requests.iter().map(|it| it.output.tokens.1).max();
         let longest = longest.expect("there are profiles");
         loop {
             let mut request = self.request();
@@ -232,8 +278,8 @@ impl<'a> Engine<'a> {
 
     fn request(&mut self) -> Request {
         self.named += 1;
-        let which = self.chance.random_range(0..self.setting.profiles.len());
-        let profile = self.setting.profiles[which];
+        let which = self.chance.random_range(0..self.setting.requests.len());
+        let profile = self.setting.requests[which];
         Request {
             id: RequestId(self.named),
             prompt: profile.input.draw(&mut self.chance),
@@ -251,7 +297,7 @@ impl<'a> Engine<'a> {
         self.admit();
         self.announce();
         let noise = 1.0 + 0.02 * normal(&mut self.chance);
-        let took = self.setting.iteration.mul_f64(noise);
+        let took = self.setting.iteration().mul_f64(noise);
         if let Some(paging) = &mut self.paging {
             paging.compute(waited, took);
         }
@@ -317,8 +363,8 @@ impl<'a> Engine<'a> {
 
     /// Admits new requests as soon as there is room.
     fn admit(&mut self) {
-        let seconds = self.setting.iteration.as_secs_f64() * self.mean_output;
-        let rate = self.setting.oversubscription * f64::from(self.setting.batch) / seconds;
+        let seconds = self.setting.iteration().as_secs_f64() * self.mean_output;
+        let rate = self.setting.oversubscription * self.setting.batch / seconds;
         while self.next_arrival <= self.now.as_secs_f64() {
             self.next_arrival -= ln(self.chance.random_range(f64::MIN_POSITIVE..1.0)) / rate;
             let request = self.request();
@@ -337,27 +383,24 @@ impl<'a> Engine<'a> {
 
     /// Announces the requests of the next iterations, and makes room for them.
     fn announce(&mut self) {
-        let Some(config) = self.setting.ahead.map(|ahead| ahead.lookahead) else { return };
-        let horizon = match self.setting.on_drives {
-            // Nothing has to come from the drives first.
-            false => config.window,
-            true => config.window.max(config.drives_window),
-        };
-        if horizon == 0 {
+        let Decode { window, on_drives, exchanged, .. } = *self.setting;
+        // In host memory, nothing has to come from the drives first.
+        let horizon = if on_drives { 2 * window } else { window };
+        if self.paging.is_none() || horizon == 0 {
             return;
         }
         self.preempt();
         let mut credit = self.credit;
         let mut at = 0;
         for iterations in 1..=horizon {
-            credit += self.setting.exchanged;
+            credit += exchanged;
             while credit >= 1.0 && at < self.others.len() {
                 credit -= 1.0;
                 let request = &mut self.others[at];
                 request.is_announced = true;
                 let (id, resident) = (request.id, request.resident);
                 let keys = request.keys(resident);
-                let is_due = iterations <= config.window && request.staged == 0;
+                let is_due = iterations <= window && request.staged == 0;
                 let paging = self.paging.as_mut().expect("there is a lookahead");
                 paging.announce(id, &keys, iterations);
                 if is_due && !keys.is_empty() && self.take(keys.len() as u32, false) {

@@ -1,37 +1,38 @@
-use super::*;
+use super::{decode::Hbm, *};
 use crate::workload::Profile;
-use kv_schedule::Config;
 
-fn ahead(window: u32) -> Ahead {
-    let lookahead = LookaheadConfig { window, drives_window: 2 * window, batch_blocks: 8 };
-    Ahead { lookahead, schedule: Config::default() }
-}
-
-/// Few requests that are exchanged often enough to use a third of the link.
-const DECODE: Decode<'static> = Decode {
-    iteration: Duration::from_micros(1200),
+/// Few requests that are exchanged often enough to use a third of the link, and blocks that are
+/// there at once.
+const DECODE: Decode = Decode {
+    iteration_us: 1200.0,
     block_tokens: 16,
-    batch: 24,
+    batch: 24.0,
     oversubscription: 3.0,
     exchanged: 0.2,
-    profiles: &[Profile::UNIFORM, Profile::CHATBOT],
+    requests: &[Profile::UNIFORM, Profile::CHATBOT],
     lower: LowerTiers {
         block_bytes: 2 << 20,
-        host_blocks: 8192,
-        drives: lane(Duration::from_micros(80), 7e9),
-        link: lane(Duration::from_micros(5), 50e9),
+        host_blocks: 8192.0,
+        drives: Channel { bandwidth: 7e9, latency_us: 80.0, set_up_us: 0.0 },
+        link: Channel { bandwidth: 50e9, latency_us: 5.0, set_up_us: 0.0 },
     },
     on_drives: false,
     hbm: Hbm::Lru,
-    ahead: None,
+    window: 0,
+    batch_blocks: 0,
+    high_water: None,
     preempted: 0.0,
     iterations: 200,
 };
 
+fn ahead(window: u32) -> Decode {
+    Decode { window, batch_blocks: 8, ..DECODE }
+}
+
 #[test]
 fn what_is_known_four_iterations_ahead_is_there_and_what_is_not_is_waited_for() {
-    let run = |window| Decode { ahead: Some(ahead(window)), ..DECODE }.run(42);
-    let (late, early, oracle) = (run(0), run(4), DECODE.run(42));
+    let run = |window| ahead(window).seeded(42);
+    let (late, early, oracle) = (run(0), run(4), DECODE.seeded(42));
     assert_eq!((late["hits"], early["hits"]), (0.0, 100.0));
     assert!(late["iteration"] > oracle["iteration"] * 1.2, "{late:?}");
     assert!((early["iteration"] / oracle["iteration"] - 1.0).abs() < 0.01, "{early:?}");
@@ -43,9 +44,9 @@ fn what_is_known_four_iterations_ahead_is_there_and_what_is_not_is_waited_for() 
 
 #[test]
 fn no_lookahead_makes_an_iteration_shorter_than_its_reads() {
-    let busy = Decode { exchanged: 2.0, iterations: 60, ..DECODE };
     for window in [1, 4, 16] {
-        let found = Decode { ahead: Some(ahead(window)), ..busy }.run(42);
+        let busy = Decode { exchanged: 2.0, iterations: 60, ..ahead(window) };
+        let found = busy.seeded(42);
         let reads = found["blocks"] * (2 << 20) as f64 / 50e9 * 1e3;
         assert!(reads > 2.0 && found["iteration"] > reads * 0.98, "{window}: {found:?} {reads}");
         assert!(found["link"] > 90.0 && found["link"] < 102.0, "{window}: {found:?}");
@@ -54,7 +55,7 @@ fn no_lookahead_makes_an_iteration_shorter_than_its_reads() {
 
 #[test]
 fn what_is_preempted_is_wasted_and_counted() {
-    let run = |preempted| Decode { preempted, ahead: Some(ahead(4)), ..DECODE }.run(42);
+    let run = |preempted| Decode { preempted, ..ahead(4) }.seeded(42);
     assert_eq!(run(0.0)["wasted"], 0.0);
     let wasted = run(0.5)["wasted"];
     assert!(wasted > 2.0 && wasted < 50.0, "{wasted}");
@@ -62,17 +63,17 @@ fn what_is_preempted_is_wasted_and_counted() {
 
 #[test]
 fn the_same_seed_gives_the_same_numbers() {
-    let digest = |decode: Decode<'_>| {
+    let digest = |decode: Decode| {
         // FNV-1a over the complete result.
-        format!("{:?}", Decode { iterations: 60, ..decode }.run(42))
+        format!("{:?}", Decode { iterations: 60, ..decode }.seeded(42))
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
                 (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
             })
     };
-    let early = Decode { ahead: Some(ahead(4)), preempted: 0.2, ..DECODE };
-    let drives = Decode { on_drives: true, iteration: Duration::from_millis(20), ..early };
-    let late = Decode { ahead: Some(ahead(0)), hbm: Hbm::Lfu, ..DECODE };
+    let early = Decode { preempted: 0.2, ..ahead(4) };
+    let drives = Decode { on_drives: true, iteration_us: 20_000.0, ..early };
+    let late = Decode { hbm: Hbm::Lfu, ..ahead(0) };
     let busy = Decode { exchanged: 2.0, hbm: Hbm::Latest, ..early };
     // Update only after a change of the model or the scheduler.
     assert_eq!(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_schedule::{Decision, Direction, Flow, Kind, Op, OpId, Scheduler};
+use kv_schedule::Kind;
 use serde::Deserialize;
 
 use super::{
@@ -10,7 +10,8 @@ use super::{
     testbed::{Testbed, policy},
 };
 use crate::{
-    lane::{Lane, LaneModel},
+    engine::{ALONE, Link, Purpose},
+    lane::LaneModel,
     parameters::Parameters,
     policy::{Loads, Policy, Tier},
     storage::Storage,
@@ -18,34 +19,22 @@ use crate::{
 
 const GB: f64 = 1e9;
 
-/// Returns the time until the last read and the last write, all submitted at the beginning.
-fn moved((tier, model): &(Tier, LaneModel), reads: &[u64], writes: &[u64]) -> [f64; 2] {
-    let (mut lane, mut scheduler) =
-        (Lane::new(*model), Scheduler::new(tier.schedule, model.table()));
-    let directions = [Direction::Read, Direction::Write];
-    let mut ops = Vec::new();
-    for at in 0..reads.len().max(writes.len()) {
-        for (direction, all) in directions.into_iter().zip([reads, writes]) {
-            let Some(bytes) = all.get(at).copied() else { continue };
-            let (id, flow) = (OpId(ops.len() as u64), Flow::default());
-            let kind = if direction == Direction::Read { Kind::Soon } else { Kind::Write };
-            scheduler.add(Op { id, flow, bytes, kind }, Duration::ZERO).expect("room for all");
-            ops.push((direction, bytes));
+/// Returns the seconds until all reads and writes, of `bytes` each, have ended. They are submitted
+/// at the beginning, one of each in turn.
+fn moved((tier, model): &(Tier, LaneModel), bytes: u64, [reads, writes]: [u64; 2]) -> f64 {
+    let mut link = Link::new(*model, (tier.schedule, model.table()), bytes, 1);
+    for at in 0..reads.max(writes) {
+        for (kind, count) in [(Kind::Soon, reads), (Kind::Write, writes)] {
+            let is_taken = at >= count || link.add(Purpose::Whole, kind, 0, (1, 1), Duration::ZERO);
+            assert!(is_taken, "room for all");
         }
     }
-    let (mut now, mut last) = (Duration::ZERO, [0.0; 2]);
+    let mut now = Duration::ZERO;
     loop {
-        while let Decision::Start(id) = scheduler.next(now) {
-            let (direction, bytes) = ops[id.0 as usize];
-            lane.push(now, id, direction, bytes, 1);
-        }
-        let Some(next) = lane.next_event() else { return last };
+        link.pump(now, ALONE);
+        let Some(next) = link.next_event() else { return now.as_secs_f64() };
         now = next;
-        for (id, _) in lane.arrived(now) {
-            let (direction, bytes) = ops[id.0 as usize];
-            scheduler.ended(id, bytes, now);
-            last[usize::from(direction == Direction::Write)] = now.as_secs_f64();
-        }
+        link.ended(now, ALONE);
     }
 }
 
@@ -74,12 +63,9 @@ impl Mix {
         let lane = storage.direct;
         let both = lane.write / (lane.read + lane.write);
         let part = self.writes.map_or(both, |percent| percent / 100.0);
-        let count = |part: f64| vec![EACH; ((ALL / EACH) as f64 * part).round() as usize];
-        let (reads, writes) = (count(1.0 - part), count(part));
-        let of = |policy: &Policy| {
-            let [read, written] = moved(&tier(storage, policy), &reads, &writes);
-            ((reads.len() + writes.len()) as u64 * EACH) as f64 / read.max(written) / GB
-        };
+        let counts = [1.0 - part, part].map(|part| ((ALL / EACH) as f64 * part).round() as u64);
+        let bytes = (counts.iter().sum::<u64>() * EACH) as f64;
+        let of = |policy: &Policy| bytes / moved(&tier(storage, policy), EACH, counts) / GB;
         results([
             ("concurrent", of(&Policy::NAIVE)),
             ("decoupled", of(&Policy::OURS)),
@@ -106,13 +92,12 @@ impl Bandwidth {
         let setup = self.machine.setup(parameters);
         let (tier, model) = (tier(&setup.storage, &self.policy), setup.model);
         let tokens = self.tokens * 1024;
-        let ops = match tier.0.loads {
-            Loads::Layers => vec![tokens * model.token_layer_bytes(); model.layers as usize],
-            Loads::Step | Loads::Whole => vec![tokens * model.token_bytes()],
+        let (bytes, ops) = match tier.0.loads {
+            Loads::Layers => (tokens * model.token_layer_bytes(), model.layers.into()),
+            Loads::Step | Loads::Whole => (tokens * model.token_bytes(), 1),
         };
-        let [read, written] =
-            if self.is_store { moved(&tier, &[], &ops) } else { moved(&tier, &ops, &[]) };
-        results([("GB/s", ops.iter().sum::<u64>() as f64 / read.max(written) / GB)])
+        let counts = if self.is_store { [0, ops] } else { [ops, 0] };
+        results([("GB/s", (ops * bytes) as f64 / moved(&tier, bytes, counts) / GB)])
     }
 }
 

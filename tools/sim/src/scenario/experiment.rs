@@ -3,37 +3,32 @@
 use serde::Deserialize;
 
 use super::{
-    blog::{Capacity, OffloadedStep},
-    decoding::Decoding,
+    blog::OffloadedStep,
     drives::{Bandwidth, Mix},
-    hiding::{Hiding, WrongTable},
-    lmcache::{FreePages, Messages, PromptTimes},
-    numbers::{Numbers, Results},
+    hiding::Hiding,
+    lmcache::{FreePages, Messages},
+    numbers::Results,
     served::{Apart, Beside, Prompt, Questions},
     swarm::{
-        growth::{Growth, Medoids},
-        reading::{Memories, Organizations, Radius, Routes},
+        growth::Growth,
+        reading::{Memories, Reading},
     },
 };
-use crate::parameters::Parameters;
+use crate::{paging::Decode, parameters::Parameters};
 
-/// Declares the kinds: those that need only the parameters, and TierKV's, which also takes the
-/// results of the scenario's experiments before.
+/// Declares the kinds.
 macro_rules! kinds {
     ($($kind:ident)*) => {
         /// An experiment with its parameters.
         #[derive(Debug, Deserialize)]
         #[serde(tag = "kind", rename_all = "kebab-case")]
         pub(super) enum Experiment {
-            Decoding(Decoding),
             $($kind($kind),)*
         }
 
         impl Experiment {
-            /// Runs it; `found` has the results of the scenario's experiments before.
-            pub(super) fn run(&self, parameters: &Parameters, found: &Numbers) -> Results {
+            pub(super) fn run(&self, parameters: &Parameters) -> Results {
                 match self {
-                    Self::Decoding(it) => it.run(parameters, found),
                     $(Self::$kind(it) => it.run(parameters),)*
                 }
             }
@@ -42,6 +37,6 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Apart Bandwidth Beside Capacity FreePages Growth Hiding Medoids Memories Messages Mix
-    OffloadedStep Organizations Prompt PromptTimes Questions Radius Routes WrongTable
+    Apart Bandwidth Beside Decode FreePages Growth Hiding Memories Messages Mix OffloadedStep
+    Prompt Questions Reading
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{
     numbers::{Results, results},
     served::{ms, prompt},
-    testbed::{BLOCK_TOKENS, Testbed},
+    testbed::{BLOCK_TOKENS, Testbed, policy},
 };
 use crate::{
     engine::{Report, Request, Setup, Work, watch},
@@ -18,25 +18,24 @@ use crate::{
     policy::Policy,
 };
 
-/// Requests of 32K tokens at regular times, by how long one of them takes alone, served in
-/// layer-wise order, with the scheduler, and from drives that take no time.
+/// Requests of 32K tokens at regular times. The results are means of all but the first, in
+/// milliseconds.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Hiding {
     machine: Testbed,
+    #[serde(deserialize_with = "policy")]
+    policy: Policy,
     /// Percentage of their tokens that an earlier one has stored.
     hits: f64,
-    /// Interval between requests, in multiples of the time that one takes alone.
-    apart: f64,
+    /// Interval between requests, in multiples of the time that one takes alone in layer-wise
+    /// order; else 5 seconds.
+    apart: Option<f64>,
     /// Their number, with the first one.
     count: u64,
-}
-
-/// Means of all requests but the first, in milliseconds.
-#[derive(Debug, Clone, Copy)]
-struct Means {
-    ttft: f64,
-    bubble: f64,
+    /// How many times as long as they are the scheduler's table has all times; if there is none, it
+    /// knows the costs, and no layer times.
+    factor: Option<f64>,
 }
 
 /// Returns prompts that share `hits` percent with the first one, which is alone for a minute; the
@@ -56,57 +55,21 @@ fn served(setup: &Setup<'_>, policy: &Policy, requests: &[Request], watched: usi
     watch(setup, &Policy { keeps_hbm: false, ..*policy }, requests, watched)
 }
 
-fn means(setup: &Setup<'_>, policy: &Policy, hits: f64, every: Duration, count: u64) -> Means {
-    let Report { served, bubble, .. } =
-        served(setup, policy, &requests(hits, every, count), usize::MAX);
-    let others = (count - 1) as f64 / 1e3;
-    let ttft: f64 = served[1..].iter().map(|it| it.ttft.as_secs_f64()).sum();
-    Means { ttft: ttft / others, bubble: bubble.as_secs_f64() / others }
-}
-
 impl Hiding {
-    /// Returns the results of layer-wise order, the scheduler, and drives that take no time.
-    fn compared(&self, parameters: &Parameters) -> [Means; 3] {
-        let setup = &self.machine.setup(parameters);
-        let alone = means(setup, &Policy::NAIVE, self.hits, Duration::from_secs(60), 2);
-        let every = Duration::from_secs_f64(alone.ttft / 1e3 * self.apart);
-        [Policy::NAIVE, Policy::OURS, Policy::ORACLE]
-            .map(|policy| means(setup, &policy, self.hits, every, self.count))
-    }
-
     pub(super) fn run(&self, parameters: &Parameters) -> Results {
-        let [naive, ours, oracle] = self.compared(parameters);
-        results([
-            ("layer-wise", naive.ttft),
-            ("ours", ours.ttft),
-            ("oracle", oracle.ttft),
-            ("bubble, layer-wise", naive.bubble),
-            ("bubble, ours", ours.bubble),
-            ("bubble, oracle", oracle.bubble),
-        ])
-    }
-}
-
-/// The same with a scheduler whose table is wrong, or has no layer times.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct WrongTable {
-    machine: Testbed,
-    /// Percentage of the tokens that an earlier request has stored.
-    hits: f64,
-    /// How many times as long as they are the table has its times; none, if there is nothing.
-    factor: Option<f64>,
-    count: u64,
-}
-
-impl WrongTable {
-    pub(super) fn run(&self, parameters: &Parameters) -> Results {
+        let Self { hits, count, .. } = *self;
         let setup = self.machine.setup(parameters);
         let table = self.factor.map(|factor| table(&setup, factor));
         let setup = Setup { known: table.as_ref(), ..setup };
-        let Means { ttft, bubble } =
-            means(&setup, &Policy::OURS, self.hits, Duration::from_secs(5), self.count);
-        results([("TTFT", ttft), ("bubble", bubble)])
+        let every = self.apart.map_or(Duration::from_secs(5), |apart| {
+            let two = requests(hits, Duration::from_secs(60), 2);
+            served(&setup, &Policy::NAIVE, &two, usize::MAX).served[1].ttft.mul_f64(apart)
+        });
+        let all = requests(hits, every, count);
+        let Report { served, bubble, .. } = served(&setup, &self.policy, &all, usize::MAX);
+        let others = (count - 1) as f64 / 1e3;
+        let ttft: f64 = served[1..].iter().map(|it| it.ttft.as_secs_f64()).sum();
+        results([("TTFT", ttft / others), ("bubble", bubble.as_secs_f64() / others)])
     }
 }
 

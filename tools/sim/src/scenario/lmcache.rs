@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{
     numbers::{Results, results},
     served::mean,
-    testbed::{BLOCK_TOKENS, CHUNK_PAGES, Testbed, Unit},
+    testbed::{BLOCK_TOKENS, Testbed},
 };
 use crate::{
     lane::{GBPS, Lane, LaneModel},
@@ -19,14 +19,6 @@ use crate::{
 
 /// Tokens of a page of vLLM.
 const PAGE_TOKENS: u64 = 16;
-
-/// Returns the network, and the copies from host memory, of `gpus` GPUs.
-fn links(parameters: &Parameters, gpus: u32) -> [LaneModel; 2] {
-    let net = parameters.net(parameters.value("net.bandwidth"));
-    let host = parameters.storage(1, 1).host;
-    let copy = LaneModel { set_up: parameters.micros("copy.page"), ..host };
-    [net, copy].map(|lane| LaneModel { read: lane.read * f64::from(gpus), ..lane })
-}
 
 /// Throughput of messages of one size, one after another.
 #[derive(Debug, Deserialize)]
@@ -41,8 +33,13 @@ pub(super) struct Messages {
 impl Messages {
     pub(super) fn run(&self, parameters: &Parameters) -> Results {
         const COUNT: u64 = 1000;
-        let [net, copy] = links(parameters, 1);
-        let model = if self.is_copy { copy } else { net };
+        let model = match self.is_copy {
+            true => LaneModel {
+                set_up: parameters.micros("copy.page"),
+                ..parameters.storage(1, 1).host
+            },
+            false => parameters.net(parameters.value("net.bandwidth")),
+        };
         let mut lane = Lane::new(model);
         let push = |id| lane.push(Duration::ZERO, OpId(id), Direction::Read, self.bytes, 1);
         (0..COUNT).for_each(push);
@@ -54,36 +51,6 @@ impl Messages {
             ("Gbps", throughput / GBPS),
             ("MB for 95 %", saturates),
         ])
-    }
-}
-
-/// Times of 8,192 tokens by the units of a message, over the network and from host memory.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct PromptTimes {
-    machine: Testbed,
-}
-
-impl PromptTimes {
-    pub(super) fn run(&self, parameters: &Parameters) -> Results {
-        const TOKENS: u64 = 8192;
-        let Testbed { model, gpus, .. } = self.machine;
-        let chunks = TOKENS / (PAGE_TOKENS * u64::from(CHUNK_PAGES)) * u64::from(model.layers);
-        let ms = |lane: LaneModel| {
-            let set_up = lane.set_up.as_secs_f64() * chunks as f64;
-            ((TOKENS * model.token_bytes()) as f64 / lane.read + set_up) * 1e3
-        };
-        let mut results = Results::new();
-        for (name, lane) in ["network", "copies"].into_iter().zip(links(parameters, gpus)) {
-            for (unit, lane) in [
-                ("pages", Unit::Pages.on(lane, &model)),
-                ("chunks of a layer", lane),
-                ("chunks", Unit::Chunks.on(lane, &model)),
-            ] {
-                results.push((format!("{name}|{unit}"), ms(lane)));
-            }
-        }
-        results
     }
 }
 

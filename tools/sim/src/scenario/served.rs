@@ -9,7 +9,9 @@ use super::{
     testbed::{BLOCK_TOKENS, Testbed, policy},
 };
 use crate::{
+    compare::busy,
     engine::{Report, Request, Served, Setup, serve},
+    outcome::Plot,
     parameters::Parameters,
     policy::Policy,
     summary::Prices,
@@ -54,16 +56,9 @@ pub(super) struct Prompt {
 impl Prompt {
     pub(super) fn run(&self, parameters: &Parameters) -> Results {
         let setup = self.machine.setup(parameters);
-        let input = self.input << 10;
-        let stored = (f64::from(input) * self.stored / 100.0) as u32 / BLOCK_TOKENS;
-        let request = |arrival, own| prompt(arrival, (input, 1), stored, own);
-        // GPU caching is off to measure the tier below.
-        let policy = Policy { keeps_hbm: false, ..self.policy };
-        let first = request(Duration::ZERO, 1);
-        let before = serve(&setup, &policy, std::slice::from_ref(&first));
-        let second = request(before.took + Duration::from_secs(60), 2);
-        let report = serve(&setup, &policy, &[first, second]);
-        let (ttft, compute) = (ms(report.served[1].ttft), ms(report.compute - before.compute));
+        let request = prompt(Duration::ZERO, (self.input << 10, 1), 0, 1);
+        let report = serve_stored(&setup, &self.policy, &[request], self.stored);
+        let (ttft, compute) = (ms(report.served[0].ttft), ms(report.compute));
         let bubble = ttft - compute;
         results([
             ("TTFT", ttft),
@@ -140,22 +135,24 @@ impl Questions {
 
 /// Serves requests of whose prompts an earlier pass has stored so many percent. Returns the results
 /// of the second pass.
-fn serve_stored(setup: &Setup<'_>, policy: &Policy, requests: &[Request], stored: usize) -> Report {
+fn serve_stored(setup: &Setup<'_>, policy: &Policy, requests: &[Request], stored: f64) -> Report {
     // GPU caching is off to measure the tier below.
     let policy = Policy { keeps_hbm: false, ..*policy };
     let first = |it: &Request| Request { arrival: Duration::ZERO, output: 1, ..it.clone() };
     let mut all: Vec<Request> = requests.iter().map(first).collect();
-    let begins = serve(setup, &policy, &all).took + Duration::from_secs(60);
+    let before = serve(setup, &policy, &all);
+    let begins = before.took + Duration::from_secs(60);
     let second = |it: &Request| {
         let mut second = Request { arrival: it.arrival + begins, ..it.clone() };
-        let new = it.blocks.len() * stored / 100..;
+        let new = (it.blocks.len() as f64 * stored / 100.0) as usize..;
         second.blocks[new].iter_mut().for_each(|name| *name |= 1 << 63);
         second
     };
     all.extend(requests.iter().map(second));
-    let Report { mut served, took, .. } = serve(setup, &policy, &all);
+    let Report { mut served, took, compute, .. } = serve(setup, &policy, &all);
     let served = served.split_off(requests.len());
-    Report { served, took: took - begins, ..Report::default() }
+    let (took, compute) = (took - begins, compute - before.compute);
+    Report { served, took, compute, ..Report::default() }
 }
 
 /// Prefill on some GPUs, and decoding on as many others, behind a link (LMCache, section 7.4).
@@ -191,7 +188,7 @@ impl Apart {
             ..it.clone()
         };
         let decoded: Vec<Request> = requests.iter().zip(&prefill).map(sent).collect();
-        let served = serve_stored(&setup, &self.policy, &decoded, 100).served;
+        let served = serve_stored(&setup, &self.policy, &decoded, 100.0).served;
         let ttft = served.iter().zip(&prefill).map(|(it, prefill)| ms(it.ttft + *prefill));
         let tokens = PROFILE.output.mean - 1.0;
         let itl = mean(served.iter().map(|it| ms(it.decode) / tokens));
@@ -204,8 +201,10 @@ impl Apart {
 #[serde(deny_unknown_fields)]
 pub(super) struct Beside {
     machine: Testbed,
+    #[serde(deserialize_with = "policy")]
+    policy: Policy,
     /// Percentage of their tokens.
-    stored: usize,
+    stored: f64,
 }
 
 impl Beside {
@@ -213,8 +212,16 @@ impl Beside {
         let request = |number| prompt(Duration::ZERO, (10_240, 100), 0, number);
         let requests: Vec<Request> = (0..100).map(request).collect();
         let setup = self.machine.setup(parameters);
-        let took = |policy: &Policy| serve_stored(&setup, policy, &requests, self.stored).took;
-        let [waits, beside] = [&Policy::REMOTE_WAITS, &Policy::REMOTE].map(took);
-        results([("gain", waits.as_secs_f64() / beside.as_secs_f64())])
+        let Report { took, .. } = serve_stored(&setup, &self.policy, &requests, self.stored);
+        results([("seconds", took.as_secs_f64())])
     }
+}
+
+/// Plots what is busy while questions about LooGLE's documents are answered.
+pub(super) fn busy_plots(setup: &Setup<'_>) -> Vec<Plot> {
+    let plot = |policy: Policy| {
+        let report = serve(setup, &policy, &LOOGLE.requests(0.5, BLOCK_TOKENS, 1));
+        busy(&format!("LooGLE at 0.5/s, {}", policy.name), &policy, &setup.storage, &report)
+    };
+    [Policy::GDS, Policy::OURS].map(plot).to_vec()
 }

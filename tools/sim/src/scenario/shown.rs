@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use super::numbers::{Figure, Items, Numbers, Relation};
+use super::numbers::{Items, Numbers};
 use crate::{
     outcome::{Basis, Comparison, Line, Plot, Table, number},
     parameters::Parameters,
@@ -23,19 +24,17 @@ pub(super) struct Listed {
     first: String,
     /// A row for each of these: `{row}`.
     rows: Items,
-    /// A column for each of these, all with the same `cell`: `{column}`.
-    columns: Option<Items>,
-    cell: Option<Figure>,
-    /// Other columns, behind those.
-    #[serde(default)]
-    more: Vec<Column>,
+    columns: Vec<Series>,
 }
 
+/// A column of a table or a line of a plot, or one for each of several labels.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Column {
+struct Series {
+    /// One for each of these: `{column}` or `{line}`.
+    each: Option<Items>,
     title: String,
-    cell: Figure,
+    cell: String,
     #[serde(default)]
     form: Form,
 }
@@ -65,12 +64,7 @@ pub(super) struct Drawn {
     y: String,
     /// A point of each line for each of these: `{x}`.
     points: Items,
-    /// A line for each of these, all with the same `cell`: `{line}`.
-    lines: Option<Items>,
-    cell: Option<Figure>,
-    /// Other lines, before those.
-    #[serde(default)]
-    more: Vec<Column>,
+    lines: Vec<Series>,
 }
 
 /// A paper's number, and where ours is; or one for each of several labels.
@@ -85,7 +79,7 @@ pub(super) struct Compared {
     /// If it has other labels than this one, there is no such comparison.
     paper: ByLabel<f64>,
     /// Nothing, if it is not simulated.
-    ours: Option<Figure>,
+    ours: Option<String>,
     /// `predicted`, if there is none.
     basis: Option<ByLabel<Basis>>,
     note: Option<ByLabel<String>>,
@@ -108,14 +102,16 @@ impl<T: Clone> ByLabel<T> {
     }
 }
 
+/// The labels of each axis, with their places in a plot.
+pub(super) type Ticks<'a> = BTreeMap<&'a str, Vec<(String, f64)>>;
+
 /// The numbers, and what names stand for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shown<'a> {
     pub(super) found: &'a Numbers,
     pub(super) parameters: &'a Parameters,
     pub(super) texts: &'a BTreeMap<String, String>,
-    /// The labels of each axis, with their places in a plot.
-    pub(super) ticks: &'a BTreeMap<&'a str, Vec<(String, f64)>>,
+    pub(super) ticks: &'a Ticks<'a>,
 }
 
 /// Names in braces and their values, such as a row's label.
@@ -145,14 +141,13 @@ impl Shown<'_> {
             if let Some((_, label)) = labels.iter().find(|(known, _)| *known == name) {
                 return (*label).to_owned();
             }
-            if let Some(text) = self.texts.get(name) {
-                return self.text_of(text, labels);
-            }
             let (name, digits) = name.rsplit_once(':').unwrap_or((name, ""));
-            let value = match (self.found.get(name), digits) {
-                (Some(value), _) => value,
-                (None, "") => return self.parameters.text(name),
-                (None, _) => self.parameters.scaled(name),
+            let value = match (self.texts.get(name), self.found.get(name), digits) {
+                (Some(formula), ..) if formula.starts_with('=') => self.figure(formula, labels),
+                (Some(text), ..) => return self.text_of(text, labels),
+                (None, Some(value), _) => *value,
+                (None, None, "") => return self.parameters.text(name),
+                (None, None, _) => self.parameters.scaled(name),
             };
             match digits {
                 "" => value.to_string(),
@@ -162,28 +157,38 @@ impl Shown<'_> {
         })
     }
 
-    fn key(&self, pattern: &str, labels: &Labels<'_>) -> f64 {
+    /// Returns a formula with those that it names in braces.
+    pub(super) fn expanded(&self, formula: &str) -> String {
+        fill(formula, |name| match self.texts.get(name) {
+            Some(inner) => format!("({})", self.expanded(inner.trim_start_matches('='))),
+            None => format!("{{{name}}}"),
+        })
+    }
+
+    /// Replaces formulas among the parameters of a run by their values.
+    pub(super) fn calculate(&self, set: &mut Map<String, Value>) {
+        for value in set.values_mut() {
+            match value {
+                Value::String(text) if text.starts_with('=') => {
+                    *value = self.figure(text, &[]).into();
+                }
+                Value::Object(more) => self.calculate(more),
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns a number of this name, whose labels are filled in, or a parameter.
+    pub(super) fn number(&self, pattern: &str, labels: &Labels<'_>) -> f64 {
         let of = |name: &str| {
-            let label = labels.iter().find(|(known, _)| *known == name);
+            let label = labels.iter().rev().find(|(known, _)| *known == name);
             label.unwrap_or_else(|| panic!("{pattern}: {name} is not known here")).1.to_owned()
         };
-        self.found.of(&fill(pattern, of))
+        let name = fill(pattern, of);
+        self.found.get(&name).copied().unwrap_or_else(|| self.parameters.value(&name))
     }
 
-    fn cell(&self, cell: &Figure, labels: &Labels<'_>) -> f64 {
-        let Relation { of, than, by, over, pick } = match cell {
-            Figure::Number(name) => return self.key(name, labels),
-            Figure::Relation(relation) => relation,
-        };
-        let quotient = |labels: &Labels<'_>| {
-            self.key(of, labels) / than.as_ref().map_or(1.0, |than| self.key(than, labels))
-        };
-        let Some(over) = over else { return by.of(quotient(labels)) };
-        let with = |(label, _): &(String, f64)| quotient(&[labels, &[("over", label)]].concat());
-        by.of(pick.of(&self.items(over).iter().map(with).collect::<Vec<_>>()))
-    }
-
-    fn items(&self, items: &Items) -> Vec<(String, f64)> {
+    pub(super) fn items(&self, items: &Items) -> Vec<(String, f64)> {
         let all = |axis: &str| {
             self.ticks.get(axis).unwrap_or_else(|| panic!("{axis}: no such axis")).clone()
         };
@@ -196,6 +201,15 @@ impl Shown<'_> {
             Items::Axis(name) => all(name),
             Items::Labels(labels) => labels.iter().map(place).collect(),
         }
+    }
+
+    /// Returns each column or line, with its label.
+    fn series<'a>(&self, all: &'a [Series]) -> Vec<(String, &'a Series)> {
+        let of = |it: &'a Series| {
+            let labels = self.each(it.each.as_ref());
+            labels.into_iter().map(move |(label, _)| (label, it))
+        };
+        all.iter().flat_map(of).collect()
     }
 
     /// Returns the labels of some items; one that is empty, if there are none.
@@ -211,29 +225,24 @@ impl Listed {
     }
 
     fn table(&self, shown: &Shown<'_>, each: &str) -> Table {
-        let columns = self.columns.as_ref().map_or_else(Vec::new, |it| shown.items(it));
-        let row = |row: &String| {
-            let labels = [("each", each), ("row", row)];
-            let all = columns.iter().map(|(column, _)| {
-                let cell = self.cell.as_ref().expect("columns have a cell");
-                number(shown.cell(cell, &[&labels[..], &[("column", column)]].concat()))
-            });
-            let more = self.more.iter().map(|Column { cell, form, .. }| {
-                let value = shown.cell(cell, &labels);
-                match form {
+        let columns = shown.series(&self.columns);
+        let row = |(row, _): &(String, f64)| {
+            let cells = columns.iter().map(|(column, of)| {
+                let labels = [("each", each), ("row", row), ("column", column)];
+                let value = shown.figure(&of.cell, &labels);
+                match of.form {
                     Form::Usual => number(value),
                     Form::Signed => format!("{value:+.1}"),
                     Form::Fine => format!("{value:.3}"),
                 }
             });
-            std::iter::once(row.clone()).chain(all).chain(more).collect()
+            std::iter::once(row.clone()).chain(cells).collect()
         };
-        let titles = columns.iter().map(|(column, _)| column);
-        let titles = titles.chain(self.more.iter().map(|column| &column.title));
+        let titles = columns.iter().map(|(label, of)| of.title.replace("{column}", label));
         Table::new(
             shown.text_of(&self.title, &[("each", each)]),
-            std::iter::once(&self.first).chain(titles),
-            shown.items(&self.rows).iter().map(|(label, _)| row(label)),
+            std::iter::once(self.first.clone()).chain(titles),
+            shown.items(&self.rows).iter().map(row),
         )
     }
 }
@@ -246,18 +255,13 @@ impl Drawn {
 
     fn plot(&self, shown: &Shown<'_>, each: &str) -> Plot {
         let points = shown.items(&self.points);
-        let line = |name: &str, cell: &Figure| {
-            let at = |(label, x): &(String, f64)| {
-                (*x, shown.cell(cell, &[("each", each), ("line", name), ("x", label)]))
+        let lines = shown.series(&self.lines).into_iter().map(|(line, of)| {
+            let point = |(x, place): &(String, f64)| {
+                (*place, shown.figure(&of.cell, &[("each", each), ("line", &line), ("x", x)]))
             };
-            Line::new(name, points.iter().map(at))
-        };
-        let lines = self.lines.as_ref().map_or_else(Vec::new, |lines| shown.items(lines));
-        let all = lines
-            .iter()
-            .map(|(name, _)| line(name, self.cell.as_ref().expect("lines have a cell")));
-        let more = self.more.iter().map(|it| line(&it.title, &it.cell));
-        Plot::new(shown.text_of(&self.title, &[("each", each)]), &self.x, &self.y, more.chain(all))
+            Line::new(of.title.replace("{line}", &line), points.iter().map(point))
+        });
+        Plot::new(shown.text_of(&self.title, &[("each", each)]), &self.x, &self.y, lines)
     }
 }
 
@@ -281,7 +285,7 @@ impl Compared {
             what: shown.text_of(&self.what, &labels),
             unit: self.unit.clone(),
             paper: self.paper.of(each)?,
-            ours: self.ours.as_ref().map(|ours| shown.cell(ours, &labels)),
+            ours: self.ours.as_ref().map(|ours| shown.figure(ours, &labels)),
             basis: basis.unwrap_or(Basis::Predicted),
             note: shown.text_of(&note, &labels),
         })

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use kv_swarm::{Cluster, ClusterId, Clusters, Entry, Placement, Profile, Read};
+use serde::Deserialize;
 
 /// Returns no clusters: each entry is one.
 pub(crate) fn singles(entries: u32) -> Clusters {
@@ -88,7 +89,8 @@ fn from(all: impl Iterator<Item = Vec<Entry>>) -> Clusters {
 }
 
 /// A simpler retrieval: each part of the store's can be left out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Route {
     /// Entries of several wanted clusters are read once.
     pub is_distinct: bool,

@@ -1,15 +1,18 @@
-use std::collections::BTreeMap;
+use serde::Deserialize as _;
+use serde_json::Value;
 
 use super::*;
+use crate::scenario::tests::run_set;
 
 #[test]
 fn larger_blocks_have_the_same_memory_and_more_of_it_unfilled() {
     let run = |block_tokens: u32| {
-        let decoding = Decoding { block_tokens, is_alone: true, ..Decoding::default() };
-        let parameters = Parameters::default();
-        let decode = decoding.decode(&parameters, &Numbers::new(&parameters, &BTreeMap::new()));
-        let decode = Decode { batch: 24, iterations: 40, exchanged: 0.1, ..decode };
-        (decode.lower.block_bytes * u64::from(decode.lower.host_blocks), decode.run(42))
+        let mut set = run_set("tierkv-blocks", &format!("{block_tokens}|LRU"), &Value::Null);
+        set.as_object_mut().expect("parameters").remove("kind");
+        let decode = Decode::deserialize(set).expect("parameters");
+        let decode = Decode { batch: 24.0, iterations: 40, exchanged: 0.1, ..decode };
+        let host_bytes = decode.lower.block_bytes * decode.lower.host_blocks as u64;
+        (host_bytes, decode.seeded(42))
     };
     let [small, usual, large] = [4, 16, 64].map(run);
     assert!(small.0.abs_diff(large.0) < 64 << 20, "{small:?} {large:?}");

@@ -1,46 +1,11 @@
-//! Figure 5, and tables 4 and 5: overlap, the index, and clusters that grow.
+//! Figure 5 and table 5: overlap, and clusters that grow.
 
 use kv_swarm::{ClusterId, Clusters, Entry, Placement, Profile, Window};
 
 use serde::Deserialize;
 
-use super::{COUNT, ENTRY_BYTES, LAW, Layer, Parameters, RADIUS, Results, means};
+use super::{COUNT, LAW, Layer, Parameters, RADIUS, Results, means};
 use crate::{scenario::numbers::results, swarm::dot};
-
-/// The index of medoids: its memory, and the time of a selection, by the number of entries. Nothing
-/// is measured: a score takes what the paper's latencies say.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(in crate::scenario) struct Medoids {
-    /// Thousands of entries.
-    entries: Vec<f64>,
-    /// Microseconds of all scores for the first of these, and for the last.
-    took: [f64; 2],
-}
-
-impl Medoids {
-    pub(in crate::scenario) fn run(&self, _: &Parameters) -> Results {
-        let count = |seed| Layer::new(LAW, seed, 0).clusters.iter().count() as f64;
-        let medoids = means(|seed| results([("medoids", count(seed))]))[0].1;
-        let each = medoids / f64::from(LAW.entries);
-        let ([first, .., last], [short, long]) = (&self.entries[..], self.took) else {
-            panic!("{self:?}: two numbers of entries are needed");
-        };
-        let score = (long - short) / (last - first);
-        let fixed = short - score * first;
-        let mut found =
-            results([("medoids", medoids), ("score, ns", score * 1e3 / 1024.0), ("fixed", fixed)]);
-        for kilo in &self.entries {
-            let mb = kilo * 1024.0 * each * ENTRY_BYTES as f64 / 1e6;
-            found.extend([
-                (format!("{kilo}K|all scores"), fixed + score * kilo),
-                (format!("{kilo}K|scores of medoids"), fixed + score * kilo * each),
-                (format!("{kilo}K|memory"), mb),
-            ]);
-        }
-        found
-    }
-}
 
 /// Steps after the last new entry, which distances are taken of.
 const AFTER: usize = 4096;

@@ -7,199 +7,122 @@ use kv_swarm::{Cache, CacheConfig, ClusterId, Clusters, Placement, Read, retriev
 use serde::Deserialize;
 
 use super::{
-    COUNT, DRIVES, ENTRY_BYTES, LAW, Law, Layer, Parameters, Results, drive, means, select, time,
+    COUNT, DRIVES, ENTRY_BYTES, LAW, Law, Layer, Parameters, RADIUS, Results, drive, means, select,
+    time,
 };
-use crate::swarm::{Route, Step, blocks, k_means, lru, medoid_only, no_replicas, singles};
+use crate::{
+    scenario::numbers::results,
+    swarm::{Route, Step, blocks, k_means, lru, medoid_only, no_replicas, singles},
+};
 
 /// Steps that are served.
 const STEPS: usize = 64;
 
-/// Means over the steps.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Reads {
-    /// Entries.
-    pub entries: f64,
-    /// Percentage of the activated ones.
-    pub recall: f64,
-    /// Entries of the busiest drive, by the mean of all.
-    pub balance: f64,
-    /// Time in us, by drive.
-    pub time: [f64; 2],
-    /// The same with a command for neighbouring slots.
-    pub merged: [f64; 2],
-}
-
-impl Reads {
-    fn new(
-        parameters: &Parameters,
-        layer: &Layer,
-        batches: impl Fn(&Step) -> Vec<Vec<Read>>,
-    ) -> Self {
-        let drives = DRIVES.map(|name| drive(parameters, name));
-        let part = (layer.steps.len() as f64).recip();
-        let mut all = Self::default();
-        for step in &layer.steps {
-            let batches = batches(step);
-            let entries = batches.iter().map(Vec::len).sum::<usize>() as f64;
-            let most = batches.iter().map(Vec::len).max().unwrap_or(0) as f64;
-            let active = batches.iter().flatten().filter(|it| step.is_active(it.entry)).count();
-            all.entries += entries * part;
-            all.recall += active as f64 / step.active.len() as f64 * 100.0 * part;
-            all.balance += most * batches.len() as f64 / entries * part;
-            for (at, drive) in drives.iter().enumerate() {
-                all.time[at] += time(drive, &batches, false) * part;
-                all.merged[at] += time(drive, &batches, true) * part;
-            }
-        }
-        all
-    }
-
-    /// Names the times, and some other results, of what is read this way.
-    fn results<const N: usize>(&self, way: &str, others: [(&str, f64); N]) -> Results {
-        let times = DRIVES.into_iter().enumerate().flat_map(|(at, drive)| {
-            [(drive.to_owned(), self.time[at]), (format!("{drive}, merged"), self.merged[at])]
-        });
-        let others = others.map(|(name, value)| (name.to_owned(), value));
-        let all = others.into_iter().chain(times);
-        all.map(|(name, value)| (format!("{way}|{name}"), value)).collect()
-    }
-}
-
-/// Clusters, with the reads of as many entries as are activated, and of as many as it takes to have
-/// 90 % of the activated ones.
-pub(super) struct Organized {
-    clusters: Clusters,
-    pub budget: Reads,
-    pub enough: Reads,
-}
-
-impl Organized {
-    /// `few` members of a cluster represent it.
-    fn new(parameters: &Parameters, layer: &Layer, few: usize, clusters: Clusters) -> Self {
-        let placement = Placement::new(&clusters, COUNT);
-        let reads = |wanted: &dyn Fn(&Step) -> Vec<ClusterId>| {
-            let batches = |step: &Step| retrieve(&clusters, &placement, &wanted(step), |_| false);
-            Reads::new(parameters, layer, batches)
-        };
-        let budget = reads(&|step| layer.budgeted(&clusters, few, step));
-        let enough = reads(&|step| {
-            select(&clusters, few, step, |_, active| active * 10 >= step.active.len() * 9)
-        });
-        Self { clusters, budget, enough }
-    }
-
-    /// Returns the number of copies of entries.
-    pub(super) fn copies(&self) -> usize {
-        self.clusters.iter().map(|(_, cluster)| cluster.members.len()).sum()
-    }
-
-    fn results(&self, way: &str) -> Results {
-        let others = [
-            ("clusters", self.clusters.iter().count() as f64),
-            ("copies", self.copies() as f64),
-            ("recall", self.budget.recall),
-            ("entries", self.enough.entries),
-        ];
-        self.enough.results(way, others)
-    }
-}
-
-/// Returns entries without clusters, InfLLM's blocks, PQCache's k-means, and clusters.
-pub(super) fn organized(parameters: &Parameters, layer: &Layer) -> [Organized; 4] {
-    let entries = layer.law.entries;
-    let centroids = layer.clusters.iter().count();
-    [
-        (1, singles(entries)),
-        (4, blocks(&layer.profile, entries, 128)),
-        // The score of a centroid is the mean of its members'.
-        (usize::MAX, k_means(layer.activations.keys(), centroids)),
-        (1, layer.clusters.clone()),
-    ]
-    .map(|(few, clusters)| Organized::new(parameters, layer, few, clusters))
-}
-
 /// Ways to organize entries.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(in crate::scenario) struct Organizations {}
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) enum Way {
+    #[serde(rename = "no clusters")]
+    Singles,
+    #[serde(rename = "InfLLM")]
+    Blocks,
+    #[serde(rename = "PQCache")]
+    KMeans,
+    #[serde(rename = "medoid only")]
+    MedoidOnly,
+    #[serde(rename = "no replicas")]
+    NoReplicas,
+    #[serde(rename = "Swarm")]
+    Clusters,
+}
 
-impl Organizations {
-    pub(in crate::scenario) fn run(&self, parameters: &Parameters) -> Results {
-        const WAYS: [&str; 4] = ["no clusters", "InfLLM", "PQCache", "Swarm"];
-        means(|seed| {
-            let all = organized(parameters, &Layer::new(LAW, seed, STEPS));
-            WAYS.iter().zip(&all).flat_map(|(way, it)| it.results(way)).collect()
-        })
+/// Reads of the entries of clusters, from drives. The results are means over the steps: of as many
+/// entries as are activated (`budget`), and of as many as it takes to have 90 % of the activated
+/// ones (`enough`).
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(in crate::scenario) struct Reading {
+    pub(super) way: Way,
+    pub(super) radius: f64,
+    pub(super) drives: usize,
+    /// A simpler retrieval than the crate's.
+    pub(super) route: Option<Route>,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        Self { way: Way::Clusters, radius: RADIUS, drives: COUNT, route: None }
     }
 }
 
-/// Returns clusters of all entries within a radius, clusters without replicas, and the crate's.
-pub(super) fn parts(parameters: &Parameters, layer: &Layer, radius: f64) -> [Organized; 3] {
-    let clusters = Clusters::build(&layer.profile, layer.law.entries, radius);
-    [medoid_only(&layer.profile, layer.law.entries, radius), no_replicas(&clusters), clusters]
-        .map(|clusters| Organized::new(parameters, layer, 1, clusters))
-}
-
-/// Clusters without their parts.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(in crate::scenario) struct Radius {
-    radii: Vec<f64>,
-}
-
-impl Radius {
+impl Reading {
     pub(in crate::scenario) fn run(&self, parameters: &Parameters) -> Results {
-        const WAYS: [&str; 3] = ["medoid only", "no replicas", "Swarm"];
-        means(|seed| {
-            let layer = Layer::new(LAW, seed, STEPS);
-            let of = |radius: &f64| {
-                let all = WAYS.into_iter().zip(parts(parameters, &layer, *radius));
-                all.flat_map(|(way, it)| it.results(&format!("{radius}|{way}"))).collect::<Vec<_>>()
-            };
-            self.radii.iter().flat_map(of).collect()
-        })
+        means(|seed| self.of(parameters, &Layer::new(LAW, seed, STEPS)))
     }
-}
 
-/// Returns the reads of a static route, without balance, without deduplication, and the crate's.
-pub(super) fn routed(parameters: &Parameters, layer: &Layer, drives: usize) -> [Reads; 4] {
-    let clusters = &layer.clusters;
-    let placement = Placement::new(clusters, drives);
-    let route = |is_distinct, is_balanced| Some(Route { is_distinct, is_balanced });
-    [route(false, false), route(true, false), route(false, true), None].map(|route| {
-        Reads::new(parameters, layer, |step| {
-            let wanted = layer.budgeted(clusters, 1, step);
-            match route {
-                Some(route) => route.reads(clusters, &placement, &wanted),
-                None => retrieve(clusters, &placement, &wanted, |_| false),
+    pub(super) fn of(&self, parameters: &Parameters, layer: &Layer) -> Results {
+        let (few, clusters) = self.clusters(layer);
+        let placement = Placement::new(&clusters, self.drives);
+        let reads = |wanted: &[ClusterId]| match self.route {
+            Some(route) => route.reads(&clusters, &placement, wanted),
+            None => retrieve(&clusters, &placement, wanted, |_| false),
+        };
+        let copies: usize = clusters.iter().map(|(_, cluster)| cluster.members.len()).sum();
+        let count = clusters.iter().count();
+        let mut found = results([("clusters", count as f64), ("copies", copies as f64)]);
+        found.extend(per_step(parameters, layer, "budget", |step| {
+            reads(&layer.budgeted(&clusters, few, step))
+        }));
+        found.extend(per_step(parameters, layer, "enough", |step| {
+            let is_enough = |_, active| active * 10 >= step.active.len() * 9;
+            reads(&select(&clusters, few, step, is_enough))
+        }));
+        found
+    }
+
+    /// Returns the clusters, and how many members of each represent it.
+    fn clusters(&self, layer: &Layer) -> (usize, Clusters) {
+        let (profile, entries) = (&layer.profile, layer.law.entries);
+        let ours = || Clusters::build(profile, entries, self.radius);
+        match self.way {
+            Way::Singles => (1, singles(entries)),
+            Way::Blocks => (4, blocks(profile, entries, 128)),
+            // As many as Swarm's. The score of a centroid is the mean of its members'.
+            Way::KMeans => {
+                (usize::MAX, k_means(layer.activations.keys(), layer.clusters.iter().count()))
             }
-        })
-    })
-}
-
-/// Retrieval from several drives.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(in crate::scenario) struct Routes {
-    drives: Vec<usize>,
-}
-
-impl Routes {
-    pub(in crate::scenario) fn run(&self, parameters: &Parameters) -> Results {
-        const WAYS: [&str; 4] = ["static", "no balance", "no deduplication", "Swarm"];
-        means(|seed| {
-            let layer = Layer::new(LAW, seed, STEPS);
-            let of = |drives: &usize| {
-                let all = WAYS.into_iter().zip(routed(parameters, &layer, *drives));
-                all.flat_map(|(way, it)| {
-                    let others = [("entries", it.entries), ("balance", it.balance)];
-                    it.results(&format!("{drives}|{way}"), others)
-                })
-                .collect::<Vec<_>>()
-            };
-            self.drives.iter().flat_map(of).collect()
-        })
+            Way::MedoidOnly => (1, medoid_only(profile, entries, self.radius)),
+            Way::NoReplicas => (1, no_replicas(&ours())),
+            Way::Clusters => (1, ours()),
+        }
     }
+}
+
+/// Returns means over the steps: entries, the percentage of the activated ones, entries of the
+/// busiest drive by the mean of all, and times in us by kind of drive; `merged` with a command for
+/// neighbouring slots.
+fn per_step(
+    parameters: &Parameters,
+    layer: &Layer,
+    what: &str,
+    batches: impl Fn(&Step) -> Vec<Vec<Read>>,
+) -> Results {
+    let drives = DRIVES.map(|name| drive(parameters, name));
+    let part = (layer.steps.len() as f64).recip();
+    let mut sums = [0.0; 7];
+    for step in &layer.steps {
+        let batches = batches(step);
+        let entries = batches.iter().map(Vec::len).sum::<usize>() as f64;
+        let most = batches.iter().map(Vec::len).max().unwrap_or(0) as f64;
+        let active = batches.iter().flatten().filter(|it| step.is_active(it.entry)).count();
+        let recall = active as f64 / step.active.len() as f64 * 100.0;
+        let [one, other] = drives.map(|it| [false, true].map(|merged| time(&it, &batches, merged)));
+        let balance = most * batches.len() as f64 / entries;
+        let found = [entries, recall, balance, one[0], one[1], other[0], other[1]];
+        sums.iter_mut().zip(found).for_each(|(sum, it)| *sum += it * part);
+    }
+    let names = ["entries", "recall", "balance", "PM9A3", "PM9A3, merged", "900P", "900P, merged"];
+    let named = names.into_iter().zip(sums);
+    named.map(|(name, mean)| (format!("{what}|{name}"), mean)).collect()
 }
 
 /// Steps before those that count, and all.

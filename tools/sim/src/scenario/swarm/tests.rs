@@ -1,8 +1,16 @@
+use std::collections::BTreeMap;
+
 use super::{
     growth::grown,
-    reading::{CACHED, cached, organized, parts, routed},
+    reading::{CACHED, Reading, Way, cached},
     *,
 };
+use crate::swarm::Route;
+
+/// Returns the results of some ways to read.
+fn found<const N: usize>(layer: &Layer, of: [Reading; N]) -> [BTreeMap<String, f64>; N] {
+    of.map(|it| it.of(&Parameters::default(), layer).into_iter().collect())
+}
 
 /// Runs a check for 20 seeds, with fewer entries than the scenarios have.
 fn for_all_seeds(entries: u32, check: impl Fn(u64, Law) + Send + Sync) {
@@ -13,16 +21,16 @@ fn for_all_seeds(entries: u32, check: impl Fn(u64, Law) + Send + Sync) {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "20 seeds: in release builds")]
 fn clusters_beat_blocks_and_k_means() {
-    let parameters = Parameters::default();
     for_all_seeds(1024, |seed, law| {
         let layer = Layer::new(law, seed, 32);
-        let all = organized(&parameters, &layer);
-        let [_, blocks, means, ours] = all.map(|it| (it.budget.recall, it.enough));
-        let what = format!("seed {seed}: {blocks:?} {means:?} {ours:?}");
-        assert!(ours.0 > means.0 && means.0 > blocks.0, "{what}");
-        for at in 0..DRIVES.len() {
-            let [blocks, means, ours] = [blocks, means, ours].map(|it| it.1.time[at]);
-            assert!(ours < means && means < blocks, "{what}");
+        let ways = [Way::Blocks, Way::KMeans, Way::Clusters];
+        let all = found(&layer, ways.map(|way| Reading { way, ..Reading::default() }));
+        let what = format!("seed {seed}: {all:?}");
+        let recall = all.each_ref().map(|it| it["budget|recall"]);
+        assert!(recall.is_sorted_by(|one, next| one < next), "{what}");
+        for drive in DRIVES {
+            let times = all.each_ref().map(|it| it[&format!("enough|{drive}")]);
+            assert!(times.is_sorted_by(|one, next| one > next), "{what}");
         }
     });
 }
@@ -30,14 +38,14 @@ fn clusters_beat_blocks_and_k_means() {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "20 seeds: in release builds")]
 fn replicas_pay_off_and_so_do_mean_distances_with_a_large_radius() {
-    let parameters = Parameters::default();
     for_all_seeds(2048, |seed, law| {
         let layer = Layer::new(law, seed, 32);
         for radius in [RADIUS, 0.8] {
-            let all = parts(&parameters, &layer, radius);
+            let ways = [Way::MedoidOnly, Way::NoReplicas, Way::Clusters];
+            let all = found(&layer, ways.map(|way| Reading { way, radius, ..Reading::default() }));
+            let what = format!("seed {seed}: {all:?}");
             let [medoid, none, ours] =
-                all.map(|it| (it.budget.recall, it.enough.time[0], it.copies()));
-            let what = format!("seed {seed}: {medoid:?} {none:?} {ours:?}");
+                all.map(|it| (it["budget|recall"], it["enough|PM9A3"], it["copies"]));
             assert!(ours.0 > none.0 && ours.1 < none.1 && ours.2 < medoid.2, "{what}");
             assert!(radius == RADIUS || ours.0 > medoid.0, "{what}");
         }
@@ -47,17 +55,20 @@ fn replicas_pay_off_and_so_do_mean_distances_with_a_large_radius() {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "20 seeds: in release builds")]
 fn retrieval_is_balanced_and_reads_nothing_twice() {
-    let parameters = Parameters::default();
     for_all_seeds(2048, |seed, law| {
         let layer = Layer::new(law, seed, 32);
         for drives in [1, 2, 4, 8] {
-            let all = routed(&parameters, &layer, drives);
+            let route = |is_distinct, is_balanced| Some(Route { is_distinct, is_balanced });
+            let routes = [route(false, false), route(true, false), route(false, true), None];
+            let of = routes.map(|route| Reading { route, drives, ..Reading::default() });
+            let all = found(&layer, of);
             let what = format!("seed {seed}, {drives} drives: {all:?}");
-            let [first, unbalanced, twice, ours] = all;
-            assert!(ours.balance <= 1.05, "{what}");
-            assert!(ours.time[0] < first.time[0] && ours.time[0] < twice.time[0], "{what}");
-            assert!(ours.entries == unbalanced.entries && ours.entries < twice.entries, "{what}");
-            assert!(drives == 1 || ours.time[0] < unbalanced.time[0], "{what}");
+            let time = all.each_ref().map(|it| it["budget|PM9A3"]);
+            let entries = all.each_ref().map(|it| it["budget|entries"]);
+            assert!(all[3]["budget|balance"] <= 1.05, "{what}");
+            assert!(time[3] < time[0] && time[3] < time[2], "{what}");
+            assert!(entries[3] == entries[1] && entries[3] < entries[2], "{what}");
+            assert!(drives == 1 || time[3] < time[1], "{what}");
         }
     });
 }
