@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use ripieno_sim::{
-    Counted, Machine, Outcome, PARAMETERS, POLICIES, Prices, Scenario, compare, comparisons, page,
+    Counted, Machine, Outcome, PARAMETERS, POLICIES, Scenario, compare, comparisons, page,
 };
 
 use crate::file;
@@ -145,7 +145,6 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     let of = &flags.serving.machine;
     let files = of.files()?;
     let machine = of.machine(flags.tiers.dram, flags.tiers.drives, &files)?;
-    let prices = files.parameters.prices();
     let tasks = tasks(flags, &machine)?;
     let runs = |task: &Task| match task {
         Task::Scenario(_) => 1,
@@ -161,7 +160,9 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
                 scenario.run(&files.parameters)
             }
             Task::Compare(name, setting, workload) => {
-                compared((&name, &setting), &workload, &machine, &prices, &mut next)
+                let title = "all policies beside each other".to_owned();
+                let outcome = compare(&machine, &workload, &mut next);
+                named(Outcome { title, ..outcome }, &name, &setting)
             }
         });
     }
@@ -219,18 +220,6 @@ fn read(
     let workload = Workload::read(name, flags, seed, machine.setup().block_tokens)?;
     check_fit(machine, &workload.requests)?;
     Ok(workload)
-}
-
-fn compared(
-    (name, setting): (&str, &[String]),
-    workload: &Counted,
-    machine: &Machine<'_>,
-    prices: &Prices,
-    next: impl FnMut(&str),
-) -> Outcome {
-    let title = "all policies beside each other".to_owned();
-    let outcome = compare(machine, prices, workload, next);
-    named(Outcome { title, ..outcome }, name, setting)
 }
 
 /// Adds the workload's name and the origin of its requests to an outcome.

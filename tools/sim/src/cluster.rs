@@ -33,7 +33,6 @@ impl Clusters {
     pub const ENGINES_MAX: u32 = 64;
 
     /// Returns the number of routers and of numbers of engines to simulate.
-    #[must_use]
     pub fn runs(&self) -> usize {
         self.engines.len() * ROUTERS.len()
     }
@@ -59,11 +58,8 @@ const COLUMNS: [Column<(Summary, Clustered)>; 15] = [
 
 /// Serves the workload with each cluster. Calls `next` with a name before the links of each number
 /// of engines and router.
-///
-/// # Panics
 /// Panics if one of the requests does not fit into the GPUs' memory (see [`Machine::too_long`]), or
 /// if a cluster has no engines or too many.
-#[must_use]
 pub fn cluster(
     machine: &Machine<'_>,
     clusters: &Clusters,

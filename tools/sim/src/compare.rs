@@ -7,7 +7,6 @@ use crate::{
     machine::Machine,
     outcome::{Column, Line, Outcome, Plot, Table, number, size},
     parallel::each,
-    parameters::Parameters,
     policy::{Path, Policy},
     storage::Storage,
     summary::{Counted, Prices, Summary, percentile},
@@ -29,19 +28,11 @@ pub const POLICIES: &[Policy] = &[
 
 /// Serves the workload with each policy, as many at a time as there are cores. Calls `next` with
 /// the policy's name before each run.
-///
-/// # Panics
 /// Panics if one of the requests does not fit into the GPUs' memory: see [`Machine::too_long`].
-#[must_use]
-pub fn compare(
-    machine: &Machine,
-    prices: &Prices,
-    workload: &Counted,
-    mut next: impl FnMut(&str),
-) -> Outcome {
+pub fn compare(machine: &Machine, workload: &Counted, mut next: impl FnMut(&str)) -> Outcome {
     let setup = machine.setup();
     let mut outcome = Outcome::of(machine.setting());
-    outcome.setting.extend(tiers(machine, prices));
+    outcome.setting.extend(tiers(machine));
     let (mut runs, mut lines) = (Vec::new(), Vec::new());
     for some in POLICIES.chunks(rayon::current_num_threads()) {
         some.iter().for_each(|policy| next(policy.name));
@@ -52,7 +43,7 @@ pub fn compare(
                 outcome.plots.push(busy(policy.name, policy, &setup.storage, &report));
             }
             let (summary, hour) =
-                (Summary::of(policy, workload, &report), prices.hour(&setup, policy));
+                (Summary::of(policy, workload, &report), machine.prices().hour(&setup, policy));
             // The tables need only the counters; a trace may have millions of requests.
             report.served = Vec::new();
             runs.push(Run { summary, report, hour });
@@ -122,9 +113,9 @@ fn gb(bytes: u64) -> String {
 }
 
 /// Describes tiers and prices in words.
-pub(crate) fn tiers(machine: &Machine, prices: &Prices) -> Vec<String> {
+fn tiers(machine: &Machine) -> Vec<String> {
     let gb = |bandwidth: f64| number(bandwidth / 1e9);
-    let storage = machine.storage();
+    let (storage, prices) = (machine.storage(), machine.prices());
     let read = |path| gb(storage.lane(path).read);
     let mut lines = vec![
         format!(
@@ -139,12 +130,10 @@ pub(crate) fn tiers(machine: &Machine, prices: &Prices) -> Vec<String> {
             read(Path::Host)
         ),
         format!(
-            "${} an hour for a GPU, ${} and ${} for a gigabyte of host memory and of drives, for \
-             all that a tier has{}; tokens of prompts and output, until the last request has ended",
-            prices.gpu,
-            prices.dram_gb,
-            prices.drive_gb,
-            if *prices == Parameters::default().prices() { " (Tutti, section 4.3)" } else { "" }
+            "{}, for all that a tier has{}; tokens of prompts and output, until the last request \
+             has ended",
+            prices.words(),
+            prices.source()
         ),
         "bandwidths beyond two drives and one GPU are assumed to grow with their number, up to \
          what the links of the GPUs have"

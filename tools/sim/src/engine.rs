@@ -209,19 +209,13 @@ fn keys(names: impl IntoIterator<Item = u64>) -> Vec<BlockKey> {
 }
 
 /// Serves all requests, which are sorted by arrival, over a model of the policy's tiers.
-///
-/// # Panics
 /// Panics if one of them alone does not fit into the GPU's memory.
-#[must_use]
 pub fn serve(setup: &Setup<'_>, policy: &Policy, requests: &[Request]) -> Report {
     watch(setup, policy, requests, usize::MAX)
 }
 
 /// Like [`serve`]; the report also has the work for the request with this number.
-///
-/// # Panics
-/// Same as [`serve`].
-#[must_use]
+/// Panics as [`serve`] does.
 pub fn watch(setup: &Setup<'_>, policy: &Policy, requests: &[Request], watched: usize) -> Report {
     let mut engine = Engine::over_model(setup, policy, requests, watched);
     let Ok(()) = engine.run(&mut || true);
@@ -231,12 +225,8 @@ pub fn watch(setup: &Setup<'_>, policy: &Policy, requests: &[Request], watched: 
 
 /// Serves all requests, which are sorted by arrival, over `tiers`. `goes_on` is called after each
 /// event; once it returns false, the requests that wait or have yet to arrive are left out.
-///
-/// # Errors
 /// Returns an error of the tiers.
-///
-/// # Panics
-/// Same as [`serve`].
+/// Panics as [`serve`] does.
 pub fn serve_over<T: Tiers>(
     setup: &Setup<'_>,
     tiers: T,

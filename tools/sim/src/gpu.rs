@@ -51,7 +51,6 @@ impl Model {
     pub const ALL: &[Self] = &[LLAMA_3_8B, LLAMA_3_70B, QWEN3_32B, GLM_4_9B_1M];
 
     /// Returns the number of weights of a layer.
-    #[must_use]
     pub fn layer_weights(&self) -> f64 {
         let Self { hidden, heads, kv_heads, head_dim, inner, .. } = *self;
         let attention = 2.0 * f64::from(heads + kv_heads) * f64::from(head_dim);
@@ -59,13 +58,11 @@ impl Model {
     }
 
     /// Returns the bytes of a token's keys and values in a layer.
-    #[must_use]
     pub fn token_layer_bytes(&self) -> u64 {
         u64::from(self.kv_heads) * u64::from(self.head_dim) * 2 * 2
     }
 
     /// Returns the bytes of a token's keys and values.
-    #[must_use]
     pub fn token_bytes(&self) -> u64 {
         self.token_layer_bytes() * u64::from(self.layers)
     }
@@ -99,7 +96,6 @@ impl Gpu {
     pub const NAMES: [&str; 4] = ["H100", "H200", "A100", "B200"];
 
     /// Returns the compute time of a layer of a step.
-    #[must_use]
     pub fn layer(&self, model: &Model, step: StepShape) -> Duration {
         let count = f64::from(self.count);
         let (weights, attended) = (model.layer_weights(), step.attended as f64);

@@ -63,6 +63,4 @@ pub use policy::{AT_ONCE, HostMemory, Loads, Path, Policy, Tier};
 pub use scenario::Scenario;
 pub use storage::Storage;
 pub use summary::{Counted, Prices, Summary, Times, median, percentile};
-pub use workload::{
-    CHAT, Conversations, Documents, L_EVAL, LOOGLE, Lengths, Profile, abort, jitter,
-};
+pub use workload::{Documents, Workload, abort, jitter};

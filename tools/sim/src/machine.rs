@@ -8,6 +8,7 @@ use crate::{
     parameters::Parameters,
     policy::Policy,
     storage::Storage,
+    summary::Prices,
 };
 
 /// GPUs that share a model's tensors, host memory and drives.
@@ -42,7 +43,6 @@ const BLOCK_TOKENS: u32 = 64;
 
 impl Machine<'_> {
     /// Returns 90 % of the GPUs' memory minus the weights of the layers; `None` if they do not fit.
-    #[must_use]
     pub fn kv_room(model: &Model, gpu: &Gpu) -> Option<u64> {
         let weights = 2.0 * model.layer_weights() * f64::from(model.layers);
         let bytes = gpu.bytes as f64 * f64::from(gpu.count) * 0.9 - weights;
@@ -50,7 +50,6 @@ impl Machine<'_> {
     }
 
     /// Returns the engine: blocks of 64 tokens, steps of up to 8,192 tokens, up to 256 requests.
-    #[must_use]
     pub fn setup(&self) -> Setup<'_> {
         Setup {
             model: self.model,
@@ -67,7 +66,6 @@ impl Machine<'_> {
 
     /// Returns the policy for its tiers: by layers, with the scheduler, and with lookahead if there
     /// are both host memory and drives.
-    #[must_use]
     pub fn policy(&self) -> Policy {
         match (self.dram_bytes, self.drives) {
             (0, 0) => Policy::HBM,
@@ -78,7 +76,6 @@ impl Machine<'_> {
     }
 
     /// Returns the tiers below the GPUs.
-    #[must_use]
     pub fn storage(&self) -> Storage {
         Storage {
             host_bytes: self.dram_bytes,
@@ -87,8 +84,12 @@ impl Machine<'_> {
         }
     }
 
+    /// Returns the prices of its parts.
+    pub(crate) fn prices(&self) -> Prices {
+        self.parameters.prices()
+    }
+
     /// Returns the first of `requests` that alone does not fit into the GPUs' memory.
-    #[must_use]
     pub fn too_long(&self, requests: &[Request]) -> Option<usize> {
         let room = self.kv_bytes / (self.model.token_bytes() * u64::from(BLOCK_TOKENS));
         let blocks = |it: &Request| {
@@ -98,7 +99,6 @@ impl Machine<'_> {
     }
 
     /// Describes the machine in words.
-    #[must_use]
     pub fn setting(&self) -> Vec<String> {
         let Self { model, gpu, kv_bytes, .. } = self;
         let speed = match self.layers.map(SlackTable::setting) {

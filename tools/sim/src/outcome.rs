@@ -18,7 +18,6 @@ pub enum Basis {
 
 impl Basis {
     /// Returns its name in tables.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Input => "input",
@@ -47,7 +46,6 @@ pub struct Comparison {
 
 impl Comparison {
     /// Returns the relative difference: ours by the paper's, minus one.
-    #[must_use]
     pub fn difference(&self) -> Option<f64> {
         self.ours.map(|ours| ours / self.paper - 1.0)
     }

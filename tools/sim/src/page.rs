@@ -44,8 +44,6 @@ const COLORS: [RGBColor; 7] = [
 ];
 
 /// Renders all outcomes of `command` in order.
-///
-/// # Errors
 /// Returns an error if a plot cannot be drawn.
 pub fn page(command: &str, outcomes: &[Outcome]) -> Result<String, String> {
     let mut page = format!(
@@ -85,7 +83,6 @@ pub fn page(command: &str, outcomes: &[Outcome]) -> Result<String, String> {
 }
 
 /// Returns a table of the paper's numbers next to ours, or `None` if there are none.
-#[must_use]
 pub fn comparisons(outcome: &Outcome) -> Option<Table> {
     if outcome.comparisons.is_empty() {
         return None;

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use kv_catalog::PolicyKind;
 use kv_schedule::{Config, Kind, OpId};
-use kv_tier::{Admission, Block, Hop, Lookahead, LookaheadConfig, RequestId, TierConfig, When};
+use kv_tier::{Admission, Block, Hop, LookaheadConfig, RequestId, TierConfig, When};
 use serde::Deserialize;
 
 use crate::{
@@ -81,7 +81,7 @@ impl Paging {
         Self {
             block_bytes,
             batch_blocks: u64::from(ahead.batch_blocks),
-            memory: Memory::new(tier, Some(ahead), reload_cost),
+            memory: Memory::new(tier, ahead, reload_cost),
             drives,
             link,
             reading: 0,
@@ -109,13 +109,9 @@ impl Paging {
         self.memory.announce(id, keys, When::In(iterations), self.now);
     }
 
-    fn ahead(&mut self) -> &mut Lookahead<u64> {
-        self.memory.ahead.as_mut().expect("it was made with one")
-    }
-
     /// Records that a request has blocks on the GPU.
     pub(crate) fn allocated(&mut self, id: RequestId) {
-        self.ahead().allocated(id);
+        self.memory.ahead.allocated(id);
     }
 
     /// Cancels an announced request.
@@ -175,7 +171,7 @@ impl Paging {
         let then = self.now + took;
         while self.advance(then) {}
         self.now = then;
-        self.ahead().iteration(waited + took);
+        self.memory.ahead.iteration(waited + took);
     }
 
     fn plan(&mut self) {
@@ -220,45 +216,18 @@ impl Paging {
         }
     }
 
-    /// Returns the totals so far.
-    pub(crate) fn counts(&self) -> Moved {
-        let counts = self.memory.ahead.as_ref().map(Lookahead::counts).unwrap_or_default();
-        Moved {
-            ready: counts.ready_blocks,
-            late: counts.late_blocks,
-            ahead: counts.drives_bytes + counts.link_bytes,
-            wasted: counts.wasted_link_bytes + self.memory.tier.counts().wasted_bytes,
-            link: counts.link_bytes + self.arrived,
-            now: self.now,
-        }
-    }
-}
-
-/// Totals since the beginning.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Moved {
-    /// Blocks of announced requests that were on the GPU in time; the next field: too late.
-    pub ready: u64,
-    pub late: u64,
-    /// Bytes prefetched over both hops; the next field counts those never used.
-    pub ahead: u64,
-    pub wasted: u64,
-    /// Bytes over the link.
-    pub link: u64,
-    pub now: Duration,
-}
-
-impl Moved {
-    /// Returns the difference to earlier totals.
-    pub(crate) fn since(self, before: Self) -> Self {
-        Self {
-            ready: self.ready - before.ready,
-            late: self.late - before.late,
-            ahead: self.ahead - before.ahead,
-            wasted: self.wasted - before.wasted,
-            link: self.link - before.link,
-            now: self.now - before.now,
-        }
+    /// Returns totals since the beginning: blocks of announced requests that were on the GPU in time
+    /// (`ready`), and too `late`; bytes prefetched over both hops (`ahead`), and those `wasted`; and
+    /// all bytes over the `link`.
+    pub(crate) fn totals(&self) -> [(&'static str, u64); 5] {
+        let counts = self.memory.ahead.counts();
+        [
+            ("ready", counts.ready_blocks),
+            ("late", counts.late_blocks),
+            ("ahead", counts.drives_bytes + counts.link_bytes),
+            ("wasted", counts.wasted_link_bytes + self.memory.tier.counts().wasted_bytes),
+            ("link", counts.link_bytes + self.arrived),
+        ]
     }
 }
 

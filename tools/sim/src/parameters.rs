@@ -73,8 +73,6 @@ impl Default for Parameters {
 
 impl Parameters {
     /// Replaces parameters by those of a file, which may have any of them.
-    ///
-    /// # Errors
     /// Returns an error if the text has another form, or a name or a value is wrong.
     pub fn replace(&mut self, text: &str) -> Result<(), ParameterError> {
         let found: BTreeMap<String, Parameter> = serde_json::from_str(text)?;
@@ -82,8 +80,6 @@ impl Parameters {
     }
 
     /// Replaces a parameter by a measured value.
-    ///
-    /// # Errors
     /// Returns an error if the name or the value is wrong.
     pub fn set(&mut self, name: &str, value: f64, source: &str) -> Result<(), ParameterError> {
         let (unit, source) = (String::new(), source.to_owned());
@@ -91,8 +87,6 @@ impl Parameters {
     }
 
     /// Replaces what a slack table says of its drives, which share their bandwidth evenly.
-    ///
-    /// # Errors
     /// Returns an error if a value is outside of its range.
     pub fn set_costs(
         &mut self,
@@ -133,10 +127,7 @@ impl Parameters {
     }
 
     /// Returns the value of a parameter of the file.
-    ///
-    /// # Panics
     /// Panics if there is none of this name.
-    #[must_use]
     pub fn value(&self, name: &str) -> f64 {
         match self.0.get(name) {
             Some(parameter) => parameter.value,
@@ -170,10 +161,7 @@ impl Parameters {
     }
 
     /// Returns a GPU.
-    ///
-    /// # Panics
     /// Panics if `name` is not one of [`Gpu::NAMES`].
-    #[must_use]
     pub fn gpu(&self, name: &'static str) -> Gpu {
         let of = |what: &str| self.value(&format!("gpu.{name}.{what}"));
         Gpu {
@@ -192,7 +180,6 @@ impl Parameters {
     /// Returns the tiers of `drives` drives, and of the host memory, of `gpus` GPUs. Software paths
     /// have their bandwidth for each GPU, and never more than the drives; the direct path is
     /// limited by the links of the GPUs.
-    #[must_use]
     pub fn storage(&self, drives: u32, gpus: u32) -> Storage {
         let (drives, gpus) = (f64::from(drives), f64::from(gpus));
         let of = |name: &str| self.value(name);
@@ -226,7 +213,6 @@ impl Parameters {
     }
 
     /// Returns a network link of so many bytes a second in each direction.
-    #[must_use]
     pub fn net(&self, bandwidth: f64) -> LaneModel {
         LaneModel {
             read: bandwidth,
@@ -239,7 +225,6 @@ impl Parameters {
     }
 
     /// Returns the prices.
-    #[must_use]
     pub fn prices(&self) -> Prices {
         let [gpu, dram_gb, drive_gb] =
             ["gpu", "dram", "drive"].map(|what| self.value(&format!("price.{what}")));
@@ -247,7 +232,6 @@ impl Parameters {
     }
 
     /// Describes the parameters that differ from [`PARAMETERS`], in words.
-    #[must_use]
     pub fn replaced(&self) -> Vec<String> {
         let default = Self::default();
         let is_other = |(name, it): &(&String, &Parameter)| default.0.get(*name) != Some(*it);
@@ -262,7 +246,6 @@ impl Parameters {
 
 impl Gpu {
     /// Returns an H100 SXM with the parameters of [`PARAMETERS`].
-    #[must_use]
     pub fn h100() -> Self {
         Parameters::default().gpu("H100")
     }

@@ -7,7 +7,6 @@ use crate::{
     machine::Machine,
     outcome::{Column, Line, Outcome, Plot, Table, number, size},
     parallel::each,
-    parameters::Parameters,
     summary::{Counted, Prices, Summary, median},
 };
 
@@ -80,7 +79,6 @@ impl Choices {
     }
 
     /// Returns the number of runs with each seed.
-    #[must_use]
     pub fn runs(&self) -> usize {
         (self.dram.len() + 1) * (self.drives.len() + 1) + self.gpus.len()
     }
@@ -117,13 +115,12 @@ impl Hardware {
 impl Choice {
     fn of(
         machine: &Machine<'_>,
-        prices: &Prices,
         workloads: &[Counted],
         limits: &Limits,
         (hardware, restart): (Hardware, Option<Duration>),
     ) -> Self {
         let machine = hardware.of(machine);
-        let (setup, policy) = (machine.setup(), machine.policy());
+        let (setup, policy, prices) = (machine.setup(), machine.policy(), machine.prices());
         let capacity = setup.storage.drive_bytes as f64;
         let run = |workload: &Counted| {
             let report = serve(&setup, &policy, &workload.requests);
@@ -134,7 +131,7 @@ impl Choice {
             // Drives that are written more often than rated are replaced sooner.
             let wear = (written / capacity.max(1.0) / limits.writes_a_day).max(1.0);
             let drive_gb = prices.drive_gb * wear;
-            let hour = Prices { drive_gb, ..*prices }.hour(&setup, &policy);
+            let hour = Prices { drive_gb, ..prices }.hour(&setup, &policy);
             let million = Prices::million(hour, summary.tokens_per_second);
             let restart = restart.map(|takes| {
                 let last = workload.requests.last().map_or(Duration::ZERO, |last| last.arrival);
@@ -231,13 +228,9 @@ const COLUMNS: [Column<Choice>; 19] = [
 /// Serves the requests of each seed with each combination of tiers, and with more GPUs, and
 /// recommends one: the cheapest by tokens that keeps the limits and serves what arrives. Calls
 /// `next` with a name before each combination.
-///
-/// # Panics
-/// Same as [`crate::compare()`], and panics without workloads.
-#[must_use]
+/// Panics as [`crate::compare()`] does, and without workloads.
 pub fn plan(
     machine: &Machine<'_>,
-    prices: &Prices,
     choices: &Choices,
     limits: &Limits,
     workloads: &[Counted],
@@ -246,13 +239,13 @@ pub fn plan(
     let gpus = machine.gpu.count;
     let run = |hardware: Hardware| {
         next(&hardware.name(gpus));
-        Choice::of(machine, prices, workloads, limits, (hardware, choices.restart))
+        Choice::of(machine, workloads, limits, (hardware, choices.restart))
     };
     let found: Vec<Choice> = choices.all(gpus).into_iter().map(run).collect();
     let title = "Tiers, and what follows: medians over the seeds";
     let named = found.iter().map(|choice| (choice.hardware.name(gpus), choice));
     let table = Table::of(title, "tiers", &COLUMNS, named);
-    let setting = setting(machine, prices, limits, workloads);
+    let setting = setting(machine, limits, workloads);
     Outcome {
         setting: machine.setting().into_iter().chain(setting).collect(),
         tables: std::iter::once(table)
@@ -299,13 +292,8 @@ fn restarts(found: &[Choice], takes: Duration, gpus: u32) -> Table {
     )
 }
 
-fn setting(
-    machine: &Machine<'_>,
-    prices: &Prices,
-    limits: &Limits,
-    workloads: &[Counted],
-) -> Vec<String> {
-    let from = if *prices == Parameters::default().prices() { " (Tutti, section 4.3)" } else { "" };
+fn setting(machine: &Machine<'_>, limits: &Limits, workloads: &[Counted]) -> Vec<String> {
+    let prices = machine.prices();
     let one = machine.parameters.storage(1, 1);
     let mut lines = vec![
         format!(
@@ -319,9 +307,9 @@ fn setting(
          both: host memory before the drives, with lookahead"
             .to_owned(),
         format!(
-            "${} an hour for a GPU, ${} and ${} for a gigabyte of host memory and of drives, used \
-             or not{from}; tokens of prompts and output, until the last request has ended",
-            prices.gpu, prices.dram_gb, prices.drive_gb
+            "{}, used or not{}; tokens of prompts and output, until the last request has ended",
+            prices.words(),
+            prices.source()
         ),
         format!(
             "drives are rated for {} drive writes a day; what is written more often costs as many \

@@ -193,10 +193,7 @@ impl Runs {
 
 impl Scenario {
     /// Returns all scenarios.
-    ///
-    /// # Panics
     /// Panics if a file is wrong, which a test would have found.
-    #[must_use]
     pub fn all() -> &'static [Self] {
         static ALL: LazyLock<Vec<Scenario>> = LazyLock::new(|| {
             let of = |text: &&str| {
@@ -209,13 +206,11 @@ impl Scenario {
     }
 
     /// Returns the scenario of this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         Self::all().iter().find(|scenario| scenario.name == name)
     }
 
     /// Runs the simulation.
-    #[must_use]
     pub fn run(&self, parameters: &Parameters) -> Outcome {
         let ticks = &self.ticks();
         let found = &self.found(parameters, ticks);

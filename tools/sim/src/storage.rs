@@ -23,7 +23,6 @@ pub struct Storage {
 
 impl Storage {
     /// Returns the channel of a path.
-    #[must_use]
     pub fn lane(&self, path: Path) -> LaneModel {
         match path {
             Path::Direct => self.direct,
@@ -36,7 +35,6 @@ impl Storage {
     }
 
     /// Returns the capacity in bytes of the tier at the end of a path.
-    #[must_use]
     pub fn capacity(&self, path: Path) -> u64 {
         if path == Path::Host { self.host_bytes } else { self.drive_bytes }
     }

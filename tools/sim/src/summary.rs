@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::{
     engine::{Report, Request, Served, Setup},
+    parameters::Parameters,
     policy::{Path, Policy, Tier},
     storage::Storage,
 };
@@ -42,16 +43,12 @@ fn part(of: f64, whole: f64) -> f64 {
 }
 
 /// Returns the smallest of sorted numbers that is at least as large as `percent` percent of them.
-///
-/// # Panics
 /// Panics if there is none.
-#[must_use]
 pub fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1]
 }
 
 /// Returns the upper median; `None` without numbers.
-#[must_use]
 pub fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_unstable_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied()
@@ -70,7 +67,6 @@ pub struct Counted {
 
 impl Counted {
     /// Counts the requests that arrive after `warm_up`.
-    #[must_use]
     pub fn new(requests: Vec<Request>, warm_up: Duration) -> Self {
         let mut seen = HashSet::new();
         let is_again = |request: &Request| {
@@ -117,7 +113,6 @@ impl Summary {
     pub const SATURATED: f64 = 0.03;
 
     /// Summarises the run of `policy` over `workload`.
-    #[must_use]
     pub fn of(policy: &Policy, workload: &Counted, report: &Report) -> Self {
         let Report { served, took, compute, bubble, .. } = report;
         let Counted { requests, warm_up, is_again } = workload;
@@ -153,7 +148,6 @@ impl Summary {
     }
 
     /// Returns the fraction of the prompt tokens that was not computed.
-    #[must_use]
     pub fn hits(&self) -> f64 {
         self.hbm_hits + self.host_hits + self.drive_hits + self.peer_hits
     }
@@ -192,7 +186,6 @@ pub struct Prices {
 
 impl Prices {
     /// Returns dollars an hour of the GPUs, and of the whole capacity of a policy's tiers.
-    #[must_use]
     pub fn hour(&self, setup: &Setup<'_>, policy: &Policy) -> f64 {
         let Storage { host_bytes, drive_bytes, .. } = setup.storage;
         let is_host = |tier: Tier| tier.path == Path::Host;
@@ -206,8 +199,21 @@ impl Prices {
             + price(drives, drive_bytes, self.drive_gb)
     }
 
+    /// Returns the prices in words.
+    pub(crate) fn words(&self) -> String {
+        let Self { gpu, dram_gb, drive_gb } = self;
+        format!(
+            "${gpu} an hour for a GPU, ${dram_gb} and ${drive_gb} for a gigabyte of host memory \
+             and of drives"
+        )
+    }
+
+    /// Returns the paper that has them, if one has.
+    pub(crate) fn source(&self) -> &'static str {
+        if *self == Parameters::default().prices() { " (Tutti, section 4.3)" } else { "" }
+    }
+
     /// Returns dollars per million tokens at this throughput.
-    #[must_use]
     pub fn million(hour: f64, tokens_per_second: f64) -> f64 {
         hour / (tokens_per_second * 3600.0) * 1e6
     }

@@ -1,10 +1,11 @@
 //! Requests at random times: repeated questions about documents, and prompts that share nothing.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 // The standard library's functions differ by platform, and the requests must not.
 use libm::{exp, log as ln};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use serde::Deserialize;
 
 use crate::engine::Request;
 
@@ -29,8 +30,66 @@ pub fn jitter(requests: &mut [Request], most: Duration, seed: u64) {
     requests.sort_by_key(|request| request.arrival);
 }
 
+/// A workload of `workloads.toml`.
+#[derive(Debug, Deserialize)]
+pub struct Workload {
+    /// Name.
+    pub name: String,
+    /// Requests a second, if nothing else is said.
+    pub rate: f64,
+    /// The requests in words.
+    pub text: String,
+    #[serde(flatten)]
+    kind: Kind,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Documents(Documents),
+    Conversations(Conversations),
+    Profile(Profile),
+}
+
+impl Workload {
+    /// Returns all workloads.
+    /// Panics if the file is wrong, which a test would have found.
+    pub fn all() -> &'static [Self] {
+        static ALL: LazyLock<Vec<Workload>> = LazyLock::new(|| {
+            let text = include_str!("../workloads.toml");
+            let mut file: BTreeMap<String, Vec<Workload>> = basic_toml::from_str(text)
+                .unwrap_or_else(|error| panic!("workloads.toml: {error}"));
+            file.remove("workload").expect("workloads")
+        });
+        &ALL
+    }
+
+    /// Returns the workload of this name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        Self::all().iter().find(|it| it.name == name)
+    }
+
+    /// Returns requests at `rate` a second: `count` of those that are not limited by documents.
+    pub fn requests(&self, count: usize, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
+        match &self.kind {
+            Kind::Documents(it) => it.requests(rate, block_tokens, seed),
+            Kind::Conversations(it) => it.requests(count, rate, block_tokens, seed),
+            Kind::Profile(it) => it.requests(count as u64, rate, block_tokens, seed),
+        }
+    }
+
+    /// Returns the documents of this name.
+    pub(crate) fn documents(name: &str) -> Documents {
+        match Self::named(name).map(|it| &it.kind) {
+            Some(Kind::Documents(documents)) => *documents,
+            other => panic!("{name}: {other:?} are no documents"),
+        }
+    }
+}
+
 /// Documents and questions about them.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Documents {
     /// Number of documents.
     pub count: u64,
@@ -48,32 +107,9 @@ pub struct Documents {
     pub questions: f64,
 }
 
-/// L-Eval as the Tutti paper uses it. The paper does not say how many documents it used, and how
-/// often: these total tokens and questions per document give the hit rates of its table 1. L-Eval
-/// has 508 documents.
-pub const L_EVAL: Documents = Documents {
-    count: 508,
-    tokens: (3_000, 200_000),
-    mean: 7_700.0,
-    spread: 0.9,
-    question: 200,
-    answer: 150,
-    questions: 6.7,
-};
-
-/// LooGLE, calibrated as [`L_EVAL`]: its documents have about 24K tokens in the mean.
-pub const LOOGLE: Documents = Documents {
-    count: 330,
-    tokens: (5_000, 125_000),
-    mean: 24_500.0,
-    spread: 0.6,
-    question: 200,
-    answer: 150,
-    questions: 8.0,
-};
-
 /// Lengths in tokens: log-normal, cut off at both ends.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Lengths {
     /// Minimum and maximum.
     pub tokens: (u32, u32),
@@ -98,7 +134,8 @@ impl Lengths {
 }
 
 /// Prompts that share nothing.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Tokens of prompts.
     pub input: Lengths,
@@ -107,38 +144,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// TierKV's chatbot: short prompts, short responses (section 4). The paper has no numbers
-    /// beside "log-normal" for this, [`Self::SUMMARIZATION`] and [`Self::CODE`]: these are ours.
-    pub const CHATBOT: Self = Self {
-        input: Lengths { tokens: (16, 2_048), mean: 256.0, spread: 0.8 },
-        output: Lengths { tokens: (8, 1_024), mean: 128.0, spread: 0.8 },
-    };
-    /// Long prompts, moderate responses.
-    pub const SUMMARIZATION: Self = Self {
-        input: Lengths { tokens: (256, 16_384), mean: 3_000.0, spread: 0.6 },
-        output: Lengths { tokens: (16, 1_024), mean: 256.0, spread: 0.5 },
-    };
-    /// Moderate prompts, variable responses.
-    pub const CODE: Self = Self {
-        input: Lengths { tokens: (64, 8_192), mean: 1_000.0, spread: 0.7 },
-        output: Lengths { tokens: (8, 4_096), mean: 300.0, spread: 1.1 },
-    };
-    /// Prompts of 512 tokens, responses of 256: the paper's numbers.
-    pub const UNIFORM: Self = Self {
-        input: Lengths { tokens: (512, 512), mean: 512.0, spread: 0.0 },
-        output: Lengths { tokens: (256, 256), mean: 256.0, spread: 0.0 },
-    };
-
-    /// All four, by name.
-    pub const ALL: &[(&'static str, Self)] = &[
-        ("chatbot", Self::CHATBOT),
-        ("summarization", Self::SUMMARIZATION),
-        ("code", Self::CODE),
-        ("uniform", Self::UNIFORM),
-    ];
-
     /// Returns `count` requests at `rate` a second, with Poisson arrivals.
-    #[must_use]
     pub fn requests(&self, count: u64, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
         let mut chance = StdRng::seed_from_u64(seed);
         let mut arrival = 0.0;
@@ -155,7 +161,8 @@ impl Profile {
 }
 
 /// Conversations of several turns: each prompt is all that was said before, and a new message.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Conversations {
     /// Tokens of instructions at the beginning of all conversations.
     pub instructions: u32,
@@ -171,19 +178,8 @@ pub struct Conversations {
     pub most: u32,
 }
 
-/// A chat. No paper gives these numbers; they are ours.
-pub const CHAT: Conversations = Conversations {
-    instructions: 512,
-    message: Lengths { tokens: (8, 8_192), mean: 300.0, spread: 1.2 },
-    answer: Lengths { tokens: (16, 2_048), mean: 350.0, spread: 0.8 },
-    turns: 6.0,
-    pause: 90.0,
-    most: 32_768,
-};
-
 impl Conversations {
     /// Returns `count` requests at about `rate` a second, with Poisson arrivals of conversations.
-    #[must_use]
     pub fn requests(&self, count: usize, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
         let mut chance = StdRng::seed_from_u64(seed);
         let exponential = |chance: &mut StdRng, mean: f64| {
@@ -225,7 +221,6 @@ impl Conversations {
 
 impl Documents {
     /// Returns questions at `rate` a second, with Poisson arrivals, each about a random document.
-    #[must_use]
     pub fn requests(&self, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
         let mut chance = StdRng::seed_from_u64(seed);
         let Self { tokens, mean, spread, .. } = *self;

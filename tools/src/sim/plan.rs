@@ -90,8 +90,7 @@ pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
     let writes_a_day = flags.drive_writes.unwrap_or(rated);
     let limits = Limits { ttft_p99: flags.ttft_p99, writes_a_day };
     let progress = Progress::new("combinations", choices.runs(), true);
-    let prices = parameters.prices();
-    let found = plan(&machine, &prices, &choices, &limits, &workloads, progress.steps());
+    let found = plan(&machine, &choices, &limits, &workloads, progress.steps());
     progress.finish();
     let title = "which tiers to buy".to_owned();
     report(&[named(Outcome { title, ..found }, &flags.name, &setting)], &serving.report)?;

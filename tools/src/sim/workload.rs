@@ -4,9 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use ripieno_sim::{
-    CHAT, Conversations, Counted, Documents, L_EVAL, LOOGLE, Profile, Request, abort, jitter,
-};
+use ripieno_sim::{Counted, Request, abort, jitter};
 
 use crate::machine::check_memory;
 use crate::model::TRACE_BLOCK_TOKENS;
@@ -79,12 +77,9 @@ pub(crate) fn above_zero(text: &str) -> Result<f64, String> {
     if number.is_finite() && number > 0.0 { Ok(number) } else { Err("expected above 0".to_owned()) }
 }
 
-const DOCUMENTS: [(&str, Documents); 2] = [("l-eval", L_EVAL), ("loogle", LOOGLE)];
-
 /// Returns the names of built-in workloads.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    let profiles = Profile::ALL.iter().map(|(name, _)| *name);
-    DOCUMENTS.iter().map(|(name, _)| *name).chain(["chat"]).chain(profiles)
+    ripieno_sim::Workload::all().iter().map(|it| it.name.as_str())
 }
 
 /// Requests and their description.
@@ -106,40 +101,14 @@ impl Workload {
         seed: u64,
         block_tokens: u32,
     ) -> Result<Self, Problem> {
-        let mut workload = if let Some((_, documents)) = DOCUMENTS.iter().find(|it| it.0 == name) {
-            let requests = documents.requests(flags.rate.unwrap_or(1.0), block_tokens, seed);
-            let Documents { count, mean, question, questions, .. } = documents;
-            let what = format!(
-                "{name}: {count} documents of {mean:.0} tokens in the mean, {questions} questions \
-                 of {question} tokens about each, in random order, Poisson arrivals"
-            );
-            Self { requests, setting: vec![what], is_random: true }
-        } else if let Some((_, profile)) = Profile::ALL.iter().find(|it| it.0 == name) {
-            let (count, rate) = (flags.requests.unwrap_or(4000), flags.rate.unwrap_or(4.0));
-            let requests = profile.requests(count as u64, rate, block_tokens, seed);
-            let [input, output] = [profile.input, profile.output].map(|it| match it.spread {
-                0.0 => format!("{}", it.mean),
-                _ => format!("{} (log-normal)", it.mean),
-            });
-            let what = format!(
-                "{name}: prompts of {input} tokens in the mean that share nothing, {output} of \
-                 output, Poisson arrivals (TierKV, section 4, which says so in words; but for the \
-                 uniform one the numbers are ours)"
-            );
-            Self { requests, setting: vec![what], is_random: true }
-        } else if name == "chat" {
-            let (count, rate) = (flags.requests.unwrap_or(4000), flags.rate.unwrap_or(1.0));
-            let requests = CHAT.requests(count, rate, block_tokens, seed);
-            let Conversations { instructions, message, answer, turns, pause, .. } = CHAT;
-            let what = format!(
-                "chat: conversations of {turns} turns in the mean, a message of {} tokens and an \
-                 answer of {} (log-normal) each, {pause} s apart, after {instructions} tokens that \
-                 all of them share; Poisson arrivals. No paper gives these numbers",
-                message.mean, answer.mean
-            );
-            Self { requests, setting: vec![what], is_random: true }
-        } else {
-            from_trace(Path::new(name), flags, seed, block_tokens)?
+        let mut workload = match ripieno_sim::Workload::named(name) {
+            Some(known) => {
+                let (count, rate) =
+                    (flags.requests.unwrap_or(4000), flags.rate.unwrap_or(known.rate));
+                let requests = known.requests(count, rate, block_tokens, seed);
+                Self { requests, setting: vec![format!("{name}: {}", known.text)], is_random: true }
+            }
+            None => from_trace(Path::new(name), flags, seed, block_tokens)?,
         };
         workload.requests.truncate(flags.requests.unwrap_or(usize::MAX));
         workload.measure();

@@ -127,9 +127,7 @@ impl Cluster {
 }
 
 /// Serves all requests, which are sorted by arrival, with a cluster of up to 64 engines.
-///
-/// # Panics
-/// Same as [`super::serve`].
+/// Panics as [`serve`] does.
 pub(crate) fn serve_cluster(
     setup: &Setup<'_>,
     policy: &Policy,

@@ -41,7 +41,7 @@ impl Host {
         let blocks = u32::try_from(setup.storage.host_bytes / block_bytes).unwrap_or(u32::MAX - 2);
         let config = TierConfig { blocks, block_bytes, policy: host.eviction };
         let read = Duration::from_secs_f64(block_bytes as f64 / drives.read);
-        let memory = Memory::new(config, host.lookahead, drives.latency + read);
+        let memory = Memory::new(config, host.lookahead.unwrap_or_default(), drives.latency + read);
         let lane = setup.storage.host;
         let link = Link::new(lane, (host.schedule, lane.table()), unit_layer_bytes, 1);
         Self {
@@ -121,8 +121,6 @@ impl Host {
 
     pub(super) fn iteration(&mut self, took: Duration) {
         self.pace.iteration(took);
-        if let Some(ahead) = &mut self.memory.ahead {
-            ahead.iteration(took);
-        }
+        self.memory.ahead.iteration(took);
     }
 }

@@ -25,7 +25,6 @@ struct Watched {
 const REGISTERED: &str = "the only namespace is registered";
 
 /// Returns a catalog of one rank without journal and checksums, and its only namespace.
-#[must_use]
 pub fn plain_catalog(files: u32, file_bytes: u64, policy: PolicyKind) -> (Catalog, NamespaceId) {
     let mut catalog = Catalog::new(CatalogConfig {
         files,

@@ -135,7 +135,7 @@ impl Link {
                 }
                 Decision::Drop(id) => {
                     if let Some(memory) = &mut memory {
-                        memory.dropped(id);
+                        memory.ahead.dropped(id);
                     }
                 }
                 Decision::Wait(until) => {

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, mem::take, time::Duration};
 
 use kv_catalog::{BlockKey, ReferenceId, WriteId};
-use kv_schedule::{Direction, Kind, Scheduler, StepId, StepShape};
+use kv_schedule::{Direction, Kind, StepId, StepShape};
 use kv_tier::{HostBlock, RequestId};
 
 use super::{
@@ -134,17 +134,10 @@ impl ModelTiers {
         u64::from(tokens.div_ceil(self.tier.unit_tokens))
     }
 
-    pub(super) fn next_event(&self) -> Option<Duration> {
-        let host = self.host.as_ref().map(|host| &host.link);
-        let peers = self.peers.as_ref().map(|peers| &peers.link);
-        let links = [Some(&self.link), host, peers].into_iter().flatten();
-        links.filter_map(Link::next_event).min()
-    }
-
-    /// Returns the schedulers of the tier's link and of host memory's.
-    fn schedulers(&mut self) -> impl Iterator<Item = &mut Scheduler> {
+    /// Returns the tier's link and host memory's.
+    fn links(&mut self) -> impl Iterator<Item = &mut Link> {
         let host = self.host.as_mut().map(|host| &mut host.link);
-        [Some(&mut self.link), host].into_iter().flatten().map(|link| &mut link.scheduler)
+        [Some(&mut self.link), host].into_iter().flatten()
     }
 
     /// Shares the GPU's link between loads from the drives and copies from host memory, and its
@@ -303,9 +296,7 @@ impl Tiers for ModelTiers {
     }
 
     fn cancel(&mut self, number: usize) -> (u32, u64) {
-        let host = self.host.as_mut().map(|host| &mut host.link);
-        let links = [Some(&mut self.link), host].into_iter().flatten();
-        let cancelled = links.flat_map(|link| link.cancel_whole(number));
+        let cancelled = self.links().flat_map(|link| link.cancel_whole(number));
         cancelled.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes))
     }
 
@@ -348,7 +339,7 @@ impl Tiers for ModelTiers {
 
     fn step_begins(&mut self, step: StepId, shape: StepShape, _layer: Duration) {
         let now = self.now;
-        self.schedulers().for_each(|it| it.announce(step, shape, now));
+        self.links().for_each(|it| it.scheduler.announce(step, shape, now));
     }
 
     fn load(
@@ -408,7 +399,7 @@ impl Tiers for ModelTiers {
 
     fn layer_begins(&mut self, step: StepId, layer: u32, _waited: Duration, _takes: Duration) {
         let now = self.now;
-        self.schedulers().for_each(|it| it.layer_begins(step, layer, now));
+        self.links().for_each(|it| it.scheduler.layer_begins(step, layer, now));
     }
 
     fn layer_ends(
@@ -418,7 +409,7 @@ impl Tiers for ModelTiers {
         stores: &[Stores],
     ) -> Result<u64, Infallible> {
         let now = self.now;
-        self.schedulers().for_each(|it| it.layer_ends(step, now));
+        self.links().for_each(|it| it.scheduler.layer_ends(step, now));
         Ok(stores.iter().map(|stores| self.store(*stores, layer)).sum())
     }
 
@@ -426,7 +417,7 @@ impl Tiers for ModelTiers {
     fn computed_at_once(&mut self, _step: StepId, _first: Duration) {}
 
     fn step_ends(&mut self, step: StepId, took: Duration) {
-        self.schedulers().for_each(|it| it.step_ends(step));
+        self.links().for_each(|it| it.scheduler.step_ends(step));
         if let Some(host) = &mut self.host {
             host.iteration(took);
         }
@@ -454,21 +445,19 @@ impl Tiers for ModelTiers {
     }
 
     fn pump(&mut self) -> Result<(), Infallible> {
-        if let Some(peers) = &mut self.peers {
-            peers.link.pump(self.now, ALONE);
-        }
-        let Some(host) = &mut self.host else {
-            self.link.pump(self.now, ALONE);
-            return Ok(());
-        };
-        self.link.pump(self.now, Some(&mut host.memory));
-        host.link.pump(self.now, ALONE);
+        self.link.pump(self.now, self.host.as_mut().map(|host| &mut host.memory));
+        let host = self.host.as_mut().map(|host| &mut host.link);
+        let peers = self.peers.as_mut().map(|peers| &mut peers.link);
+        [host, peers].into_iter().flatten().for_each(|link| link.pump(self.now, ALONE));
         self.share_link();
         Ok(())
     }
 
     fn wait(&mut self, until: Option<Duration>) -> Option<Duration> {
-        let next = self.next_event().into_iter().chain(until).min()?;
+        let host = self.host.as_ref().map(|host| &host.link);
+        let peers = self.peers.as_ref().map(|peers| &peers.link);
+        let links = [Some(&self.link), host, peers].into_iter().flatten();
+        let next = links.filter_map(Link::next_event).chain(until).min()?;
         self.now = self.now.max(next);
         Some(self.now)
     }

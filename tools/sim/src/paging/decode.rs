@@ -12,7 +12,7 @@ use libm::log as ln;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use super::{LowerTiers, Moved, Paging};
+use super::{LowerTiers, Paging};
 use crate::workload::{Lengths, Profile, normal};
 
 /// Tokens per block of the engine whose memory all block sizes have.
@@ -32,16 +32,17 @@ pub(crate) enum Hbm {
     Latest,
 }
 
-/// Four kinds of requests. The paper has lengths of the last kind only. Its table 6
-/// implies that no other is longer than 1,830 tokens: more do not come over the link in four
-/// iterations.
-const PROFILES: [Profile; 4] = [
+/// Kinds of requests. The paper has lengths of the fourth only. Its table 6 implies that no other is
+/// longer than 1,830 tokens: more do not come over the link in four iterations.
+const PROFILES: [Profile; 5] = [
     Profile { input: lengths(16, 512, 160.0, 0.7), output: lengths(16, 512, 150.0, 0.6) },
     Profile { input: lengths(256, 1280, 900.0, 0.3), output: lengths(16, 256, 128.0, 0.4) },
     Profile { input: lengths(32, 1024, 400.0, 0.5), output: lengths(16, 768, 300.0, 0.7) },
-    Profile::UNIFORM,
+    Profile { input: lengths(512, 512, 512.0, 0.0), output: lengths(256, 256, 256.0, 0.0) },
+    // Longer prompts than the paper can have.
+    Profile { input: lengths(256, 16_384, 3_000.0, 0.6), output: lengths(16, 1_024, 256.0, 0.5) },
 ];
-const fn lengths(least: u32, most: u32, mean: f64, spread: f64) -> Lengths {
+pub(super) const fn lengths(least: u32, most: u32, mean: f64, spread: f64) -> Lengths {
     Lengths { tokens: (least, most), mean, spread }
 }
 
@@ -52,11 +53,10 @@ fn requests<'a, D: Deserializer<'a>>(deserializer: D) -> Result<&'static [Profil
         "chatbot" => &PROFILES[..1],
         "summarization" => &PROFILES[1..2],
         "code" => &PROFILES[2..3],
-        "uniform" => &PROFILES[3..],
+        "uniform" => &PROFILES[3..4],
         // As many of each.
-        "mixed" => &PROFILES,
-        // Summarization of longer prompts than the paper can have.
-        "long" => &[Profile::SUMMARIZATION],
+        "mixed" => &PROFILES[..4],
+        "long" => &PROFILES[4..],
         _ => return Err(D::Error::custom(format!("{name}: no such requests"))),
     })
 }
@@ -145,19 +145,11 @@ struct Engine<'a> {
     next_arrival: f64,
     mean_output: f64,
     credit: f64,
-    totals: Totals,
-}
-
-/// Sums over iterations.
-#[derive(Debug, Clone, Copy, Default)]
-struct Totals {
-    /// Generated tokens.
+    /// Tokens that were generated, and requests that were there, in all iterations.
     tokens: u64,
-    /// Present requests.
     requests: u64,
-    /// Tokens with room in the batch's blocks.
+    /// Tokens with room in the blocks of running requests, and those that are there.
     room: u64,
-    /// Those that are there.
     filled: u64,
 }
 
@@ -171,17 +163,11 @@ impl Decode {
     pub(crate) fn seeded(&self, seed: u64) -> Decoded {
         let mut engine = Engine::new(self, seed);
         (0..WARM_UP).for_each(|_| engine.iterate());
-        let counts = |engine: &Engine<'_>| match &engine.paging {
-            Some(paging) => paging.counts(),
-            None => Moved { now: engine.now, ..Moved::default() },
-        };
-        let (before, tokens, requests) =
-            (counts(&engine), engine.totals.tokens, engine.totals.requests);
+        let (before, since) = (engine.totals(), engine.now);
         (0..self.iterations).for_each(|_| engine.iterate());
-        let moved = counts(&engine).since(before);
-        let Totals { tokens: all, requests: present, room, filled } = engine.totals;
-        let (tokens, requests) = ((all - tokens) as f64, present - requests);
-        let took = moved.now.as_secs_f64();
+        let after = engine.totals();
+        let of = |name: &str| after.get(name).map_or(0, |total| total - before[name]);
+        let (tokens, took) = (of("tokens") as f64, (engine.now - since).as_secs_f64());
         let part = |some: u64, all: u64| some as f64 / all.max(1) as f64;
         let count = self.iterations as f64;
         let iteration_ms = took / count * 1e3;
@@ -190,16 +176,16 @@ impl Decode {
             ("iteration", iteration_ms),
             ("tokens/s", tokens / took),
             // Between two tokens of a request, including turns it waited.
-            ("turns", iteration_ms * requests as f64 / tokens),
+            ("turns", iteration_ms * of("requests") as f64 / tokens),
             // Of the loaded blocks, those that were present when their request ran.
-            ("hits", part(moved.ready, moved.ready + moved.late) * 100.0),
+            ("hits", part(of("ready"), of("ready") + of("late")) * 100.0),
             // Of the prefetched bytes, those that were never used.
-            ("wasted", part(moved.wasted, moved.ahead) * 100.0),
+            ("wasted", part(of("wasted"), of("ahead")) * 100.0),
             // Of the time, how long the link was busy.
-            ("link", moved.link as f64 / self.lower.link.bandwidth / took * 100.0),
-            ("blocks", part(moved.link, self.lower.block_bytes) / count),
+            ("link", of("link") as f64 / self.lower.link.bandwidth / took * 100.0),
+            ("blocks", part(of("link"), self.lower.block_bytes) / count),
             // Of the running requests' blocks, the part that has no tokens.
-            ("unfilled", (1.0 - part(filled, room)) * 100.0),
+            ("unfilled", (1.0 - part(engine.filled, engine.room)) * 100.0),
         ])
     }
 }
@@ -226,7 +212,10 @@ impl<'a> Engine<'a> {
             next_arrival: 0.0,
             mean_output: 0.0,
             credit: 0.0,
-            totals: Totals::default(),
+            tokens: 0,
+            requests: 0,
+            room: 0,
+            filled: 0,
         };
         let sample: Vec<Request> = (0..2000).map(|_| engine.request()).collect();
         let output: f64 = sample.iter().map(|it| f64::from(it.output)).sum();
@@ -302,14 +291,19 @@ impl<'a> Engine<'a> {
             paging.compute(waited, took);
         }
         self.now += waited + took;
-        let totals = &mut self.totals;
-        totals.tokens += self.batch.len() as u64;
+        self.tokens += self.batch.len() as u64;
         for it in &self.batch {
-            totals.room += u64::from(it.blocks() * it.block_tokens);
-            totals.filled += u64::from(it.prompt + it.done);
+            self.room += u64::from(it.blocks() * it.block_tokens);
+            self.filled += u64::from(it.prompt + it.done);
         }
-        totals.requests += (self.batch.len() + self.others.len()) as u64;
+        self.requests += (self.batch.len() + self.others.len()) as u64;
         self.decode();
+    }
+
+    /// Returns totals since the beginning.
+    fn totals(&self) -> BTreeMap<&'static str, u64> {
+        let paging = self.paging.iter().flat_map(Paging::totals);
+        paging.chain([("tokens", self.tokens), ("requests", self.requests)]).collect()
     }
 
     /// Moves the next requests into the batch and the oldest out of it. Returns the time spent

@@ -1,5 +1,13 @@
-use super::{decode::Hbm, *};
+use super::{
+    decode::{Hbm, lengths},
+    *,
+};
 use crate::workload::Profile;
+
+const UNIFORM: Profile =
+    Profile { input: lengths(512, 512, 512.0, 0.0), output: lengths(256, 256, 256.0, 0.0) };
+const CHATBOT: Profile =
+    Profile { input: lengths(16, 2_048, 256.0, 0.8), output: lengths(8, 1_024, 128.0, 0.8) };
 
 /// Few requests that are exchanged often enough to use a third of the link, and blocks that are
 /// there at once.
@@ -9,7 +17,7 @@ const DECODE: Decode = Decode {
     batch: 24.0,
     oversubscription: 3.0,
     exchanged: 0.2,
-    requests: &[Profile::UNIFORM, Profile::CHATBOT],
+    requests: &[UNIFORM, CHATBOT],
     lower: LowerTiers {
         block_bytes: 2 << 20,
         host_blocks: 8192.0,

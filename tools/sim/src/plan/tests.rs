@@ -3,7 +3,8 @@ use std::sync::LazyLock;
 use super::*;
 use crate::{
     gpu::{Gpu, LLAMA_3_8B},
-    workload::{Documents, LOOGLE},
+    parameters::Parameters,
+    workload::{Documents, Workload},
 };
 
 fn machine(parameters: &Parameters) -> Machine<'_> {
@@ -25,14 +26,14 @@ fn limits(ttft_p99: Option<f64>) -> Limits {
 }
 
 fn found(rate: f64, writes_a_day: f64, choices: &Choices) -> Vec<Choice> {
-    let documents = Documents { count: 16, tokens: (5_000, 60_000), questions: 5.0, ..LOOGLE };
+    let loogle = Workload::documents("loogle");
+    let documents = Documents { count: 16, tokens: (5_000, 60_000), questions: 5.0, ..loogle };
     let of = |seed| Counted::new(documents.requests(rate, 64, seed), Duration::ZERO);
     let workloads = [1, 2].map(of);
     let parameters = Parameters::default();
-    let (machine, prices) = (machine(&parameters), parameters.prices());
+    let machine = machine(&parameters);
     let limits = Limits { writes_a_day, ..limits(None) };
-    let of =
-        |hardware| Choice::of(&machine, &prices, &workloads, &limits, (hardware, choices.restart));
+    let of = |hardware| Choice::of(&machine, &workloads, &limits, (hardware, choices.restart));
     let found: Vec<Choice> = choices.all(1).into_iter().map(of).collect();
     assert_eq!(found.len(), choices.runs());
     found

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{
     numbers::{Results, results},
-    testbed::{Testbed, policy},
+    testbed::Testbed,
 };
 use crate::{
     engine::{ALONE, Link, Purpose},
@@ -79,7 +79,6 @@ impl Mix {
 #[serde(deny_unknown_fields)]
 pub(super) struct Bandwidth {
     machine: Testbed,
-    #[serde(deserialize_with = "policy")]
     policy: Policy,
     /// Tokens, in units of 1,024.
     tokens: u64,

@@ -8,7 +8,7 @@ use super::{
     hiding::Hiding,
     lmcache::{FreePages, Messages},
     numbers::Results,
-    served::{Apart, Beside, Prompt, Questions},
+    served::{Apart, Prompts, Questions},
     swarm::{
         growth::Growth,
         reading::{Memories, Reading},
@@ -37,6 +37,6 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Apart Bandwidth Beside Decode FreePages Growth Hiding Memories Messages Mix OffloadedStep
-    Prompt Questions Reading
+    Apart Bandwidth Decode FreePages Growth Hiding Memories Messages Mix OffloadedStep
+    Prompts Questions Reading
 }

@@ -19,8 +19,6 @@ struct Formula<'a> {
 
 impl Shown<'_> {
     /// Returns the value of a formula, which begins with `=`, or the number of this name.
-    ///
-    /// # Panics
     /// Panics if the text is wrong, which a test would have found.
     pub(super) fn figure(&self, text: &str, labels: &[(&str, &str)]) -> f64 {
         let Some(formula) = text.strip_prefix('=') else { return self.number(text, labels) };

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{
     numbers::{Results, results},
     served::{ms, prompt},
-    testbed::{BLOCK_TOKENS, Testbed, policy},
+    testbed::{BLOCK_TOKENS, Testbed},
 };
 use crate::{
     engine::{Report, Request, Setup, Work, watch},
@@ -24,7 +24,6 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub(super) struct Hiding {
     machine: Testbed,
-    #[serde(deserialize_with = "policy")]
     policy: Policy,
     /// Percentage of their tokens that an earlier one has stored.
     hits: f64,

@@ -14,7 +14,7 @@ use crate::{
     lane::{GBPS, Lane, LaneModel},
     parameters::Parameters,
     summary::percentile,
-    workload::L_EVAL,
+    workload::Workload,
 };
 
 /// Tokens of a page of vLLM.
@@ -101,7 +101,7 @@ impl FreePages {
         let page = PAGE_TOKENS * setup.model.token_bytes();
         let pages = setup.kv_bytes / page;
         let rate = setup.storage.host.write / page as f64;
-        let requests = L_EVAL.requests(self.rate, BLOCK_TOKENS, 1);
+        let requests = Workload::documents("l-eval").requests(self.rate, BLOCK_TOKENS, 1);
         let mut pool = Copied::new(pages as f64 * self.window / 100.0, rate);
         let waits = requests.iter().map(|it| {
             let at = it.arrival.as_secs_f64();

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{
     numbers::{Results, results},
-    testbed::{BLOCK_TOKENS, Testbed, policy},
+    testbed::{BLOCK_TOKENS, Testbed},
 };
 use crate::{
     compare::busy,
@@ -15,7 +15,7 @@ use crate::{
     parameters::Parameters,
     policy::Policy,
     summary::Prices,
-    workload::{Documents, L_EVAL, LOOGLE, Lengths, Profile},
+    workload::{Documents, Lengths, Profile, Workload},
 };
 
 pub(super) fn ms(time: Duration) -> f64 {
@@ -40,24 +40,27 @@ pub(super) fn prompt(
     Request { arrival, input, output, blocks, leaves: None }
 }
 
-/// A prompt, of which an earlier one has stored a part.
+/// Equal prompts that come at once, of which earlier ones have stored a part.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Prompt {
+pub(super) struct Prompts {
     machine: Testbed,
-    #[serde(deserialize_with = "policy")]
     policy: Policy,
+    count: u64,
     /// Tokens, in units of 1,024.
     input: u32,
+    output: u32,
     /// Percentage of them that is stored.
     stored: f64,
 }
 
-impl Prompt {
+impl Prompts {
     pub(super) fn run(&self, parameters: &Parameters) -> Results {
+        let Self { count, input, output, stored, .. } = *self;
         let setup = self.machine.setup(parameters);
-        let request = prompt(Duration::ZERO, (self.input << 10, 1), 0, 1);
-        let report = serve_stored(&setup, &self.policy, &[request], self.stored);
+        let request = |number| prompt(Duration::ZERO, (input << 10, output), 0, number);
+        let requests: Vec<Request> = (1..=count).map(request).collect();
+        let report = serve_stored(&setup, &self.policy, &requests, stored);
         let (ttft, compute) = (ms(report.served[0].ttft), ms(report.compute));
         let bubble = ttft - compute;
         results([
@@ -66,53 +69,35 @@ impl Prompt {
             ("computation", compute),
             ("bubble", bubble),
             ("part", bubble / ttft * 100.0),
+            ("took", report.took.as_secs_f64()),
         ])
     }
 }
-
-/// TriviaQA of LongBench has 200 prompts of 8,209 words in the mean; tokens, spread and questions
-/// are ours.
-const TRIVIA_QA: Documents = Documents {
-    count: 200,
-    tokens: (2_000, 32_000),
-    mean: 11_500.0,
-    spread: 0.4,
-    question: 50,
-    answer: 32,
-    questions: 4.0,
-};
 
 /// Questions about documents, at random times.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Questions {
     machine: Testbed,
-    #[serde(deserialize_with = "policy")]
     policy: Policy,
     documents: Library,
     /// Requests a second.
     rate: f64,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
 enum Library {
-    LEval,
-    Loogle,
-    TriviaQa,
+    Named(String),
+    Of(Documents),
 }
 
 impl Questions {
     pub(super) fn run(&self, parameters: &Parameters) -> Results {
-        let documents = match self.documents {
-            Library::LEval => L_EVAL,
-            Library::Loogle => LOOGLE,
-            Library::TriviaQa => TRIVIA_QA,
+        let documents = match &self.documents {
+            Library::Named(name) => Workload::documents(name),
+            Library::Of(documents) => *documents,
         };
-        self.about(&documents, parameters)
-    }
-
-    pub(super) fn about(&self, documents: &Documents, parameters: &Parameters) -> Results {
         let setup = self.machine.setup(parameters);
         let requests = documents.requests(self.rate, BLOCK_TOKENS, 1);
         let Report { served, took, .. } = serve(&setup, &self.policy, &requests);
@@ -160,7 +145,6 @@ fn serve_stored(setup: &Setup<'_>, policy: &Policy, requests: &[Request], stored
 #[serde(deny_unknown_fields)]
 pub(super) struct Apart {
     machine: Testbed,
-    #[serde(deserialize_with = "policy")]
     policy: Policy,
 }
 
@@ -196,31 +180,11 @@ impl Apart {
     }
 }
 
-/// 100 prompts of 10,240 tokens that come at once, of which a part is stored behind a link.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Beside {
-    machine: Testbed,
-    #[serde(deserialize_with = "policy")]
-    policy: Policy,
-    /// Percentage of their tokens.
-    stored: f64,
-}
-
-impl Beside {
-    pub(super) fn run(&self, parameters: &Parameters) -> Results {
-        let request = |number| prompt(Duration::ZERO, (10_240, 100), 0, number);
-        let requests: Vec<Request> = (0..100).map(request).collect();
-        let setup = self.machine.setup(parameters);
-        let Report { took, .. } = serve_stored(&setup, &self.policy, &requests, self.stored);
-        results([("seconds", took.as_secs_f64())])
-    }
-}
-
 /// Plots what is busy while questions about LooGLE's documents are answered.
 pub(super) fn busy_plots(setup: &Setup<'_>) -> Vec<Plot> {
+    let loogle = Workload::documents("loogle").requests(0.5, BLOCK_TOKENS, 1);
     let plot = |policy: Policy| {
-        let report = serve(setup, &policy, &LOOGLE.requests(0.5, BLOCK_TOKENS, 1));
+        let report = serve(setup, &policy, &loogle);
         busy(&format!("LooGLE at 0.5/s, {}", policy.name), &policy, &setup.storage, &report)
     };
     [Policy::GDS, Policy::OURS].map(plot).to_vec()

@@ -135,23 +135,25 @@ fn model<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Model, D::Error> {
     all.find(|it| it.name == name).ok_or_else(|| D::Error::custom(format!("{name}: no such model")))
 }
 
-/// Reads a policy by its name.
-pub(super) fn policy<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Policy, D::Error> {
-    const ALL: [Policy; 12] = [
-        Policy::RECOMPUTE,
-        Policy::HBM,
-        Policy::DRAM,
-        Policy::SSD,
-        Policy::SSD_LAYERS,
-        Policy::GDS,
-        Policy::NAIVE,
-        Policy::OURS,
-        Policy::AHEAD,
-        Policy::ORACLE,
-        Policy::REMOTE,
-        Policy::REMOTE_WAITS,
-    ];
-    let name = String::deserialize(deserializer)?;
-    let found = ALL.into_iter().find(|it| it.name == name);
-    found.ok_or_else(|| D::Error::custom(format!("{name}: no such policy")))
+impl<'a> Deserialize<'a> for Policy {
+    /// Reads a policy by its name.
+    fn deserialize<D: Deserializer<'a>>(deserializer: D) -> Result<Self, D::Error> {
+        const ALL: [Policy; 12] = [
+            Policy::RECOMPUTE,
+            Policy::HBM,
+            Policy::DRAM,
+            Policy::SSD,
+            Policy::SSD_LAYERS,
+            Policy::GDS,
+            Policy::NAIVE,
+            Policy::OURS,
+            Policy::AHEAD,
+            Policy::ORACLE,
+            Policy::REMOTE,
+            Policy::REMOTE_WAITS,
+        ];
+        let name = String::deserialize(deserializer)?;
+        let found = ALL.into_iter().find(|it| it.name == name);
+        found.ok_or_else(|| D::Error::custom(format!("{name}: no such policy")))
+    }
 }

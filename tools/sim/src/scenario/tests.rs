@@ -3,7 +3,6 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 use rayon::prelude::*;
 
 use super::*;
-use crate::workload::{Documents, L_EVAL};
 
 /// Scenarios of seconds in a debug build. A release build checks the others as well.
 const SHORT: &[&str] = &[
@@ -177,7 +176,7 @@ fn loads_beside_computation_save_half_of_the_time_at_most() {
     for (link, least, most) in [("15 Gbps", 1.0, 1.3), ("100 Gbps", 1.5, 2.0)] {
         let [beside, waits] = ["remote", "remote, the step waits"].map(|policy| {
             let labels = format!("{link}|95 %|{policy}");
-            results("lmcache-10", &labels, &serde_json::json!({}))["seconds"]
+            results("lmcache-10", &labels, &serde_json::json!({}))["took"]
         });
         let gain = waits / beside;
         assert!(least < gain && gain < most, "{link}: {gain}");
@@ -246,19 +245,14 @@ fn a_wrong_table_costs_nothing_here() {
 #[test]
 fn a_faster_tier_is_no_slower_and_the_largest_one_hits_most() {
     // Twice the capacity of the GPU.
-    let few =
-        Documents { count: 30, tokens: (3_000, 60_000), mean: 30_000.0, spread: 0.4, ..L_EVAL };
-    let scenario = Scenario::named("tutti-8").expect("a scenario");
+    let few = serde_json::json!({
+        "count": 30, "tokens": [3_000, 60_000], "mean": 30_000.0, "spread": 0.4,
+        "question": 200, "answer": 150, "questions": 6.7,
+    });
     for rate in [0.2, 1.5] {
-        let [hbm, ssd, gds, ours] = ["HBM", "SSD", "GDS", "ours"].map(|policy| {
-            let mut set = scenario.runs[0].set.clone();
-            set.remove("kind");
-            set.extend([("policy".to_owned(), policy.into()), ("rate".to_owned(), rate.into())]);
-            let questions: served::Questions =
-                serde_json::from_value(Value::Object(set)).expect("parameters");
-            let found = questions.about(&few, &Parameters::default());
-            found.into_iter().collect::<BTreeMap<_, _>>()
-        });
+        let other = serde_json::json!({ "documents": few, "rate": rate });
+        let [hbm, ssd, gds, ours] = ["HBM", "SSD", "GDS", "ours"]
+            .map(|policy| results("tutti-8", &format!("L-Eval|1.50|{policy}"), &other));
         assert!(ours["TTFT"] < gds["TTFT"] && gds["TTFT"] < ssd["TTFT"], "{ours:?} {gds:?}");
         assert!(hbm["hits"] < ours["hits"], "{hbm:?} {ours:?}");
     }

@@ -27,7 +27,7 @@ fn requests_are_as_many_as_long_and_as_often_as_was_asked() {
 
 #[test]
 fn as_many_clients_go_away_as_was_asked_and_in_time() {
-    let mut requests = Profile::UNIFORM.requests(4000, 5.0, 16, 3);
+    let mut requests = Workload::named("uniform").unwrap().requests(4000, 5.0, 16, 3);
     abort(&mut requests, 0.1, Duration::from_secs(8), 3);
     let mut leaves: Vec<_> = requests.iter().filter_map(|it| it.leaves).collect();
     assert!((350..450).contains(&leaves.len()), "{}", leaves.len());
@@ -40,7 +40,8 @@ fn as_many_clients_go_away_as_was_asked_and_in_time() {
 
 #[test]
 fn profiles_are_as_long_as_they_say_and_share_nothing() {
-    for (name, profile) in Profile::ALL {
+    for Workload { name, kind, .. } in Workload::all() {
+        let Kind::Profile(profile) = kind else { continue };
         let requests = profile.requests(4000, 5.0, 16, 3);
         assert_eq!(requests, profile.requests(4000, 5.0, 16, 3));
         let mean = |of: fn(&Request) -> u32| {
@@ -62,10 +63,11 @@ fn profiles_are_as_long_as_they_say_and_share_nothing() {
 
 #[test]
 fn conversations_go_on_where_they_stopped() {
-    let requests = CHAT.requests(3000, 2.0, 64, 5);
+    let chat = Workload::named("chat").unwrap();
+    let requests = chat.requests(3000, 2.0, 64, 5);
     assert_eq!(requests.len(), 3000);
     assert!(requests.is_sorted_by_key(|it| it.arrival));
-    assert_eq!(requests, CHAT.requests(3000, 2.0, 64, 5));
+    assert_eq!(requests, chat.requests(3000, 2.0, 64, 5));
     // After the first minutes, in which there are only first turns.
     let span = (requests[2999].arrival - requests[1500].arrival).as_secs_f64();
     assert!((1.6..2.4).contains(&(1499.0 / span)), "{span}");

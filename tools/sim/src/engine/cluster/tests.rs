@@ -10,7 +10,7 @@ use crate::{
     lane::GBPS,
     parameters::Parameters,
     storage::Storage,
-    workload::{CHAT, abort},
+    workload::{Workload, abort},
 };
 
 fn setup() -> Setup<'static> {
@@ -36,7 +36,7 @@ fn cluster(engines: usize, router: Router, link: Option<LaneModel>) -> Cluster {
 }
 
 fn chat(seed: u64) -> Vec<Request> {
-    CHAT.requests(250, 0.5, 64, seed)
+    Workload::named("chat").unwrap().requests(250, 0.5, 64, seed)
 }
 
 fn sum(served: &[Served], of: fn(&Served) -> u32) -> u64 {

@@ -1,6 +1,6 @@
 //! Clients that disconnect.
 
-use kv_tier::{Class, Lookahead};
+use kv_tier::Class;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 use super::*;
@@ -32,7 +32,7 @@ fn nothing_is_left(mut run: Engine<'_, ModelTiers>, what: &str) {
     if let Some(host) = &tiers.host {
         nothing_moves(&host.link, what);
         assert!(host.filling.numbers(|_| true).is_empty(), "{what}");
-        assert_eq!(host.memory.ahead.as_ref().map_or(0, Lookahead::pending), 0, "{what}");
+        assert_eq!(host.memory.ahead.pending(), 0, "{what}");
         for request in run.requests {
             for key in tiers.units(request) {
                 let class = host.memory.tier.class(key);
