@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use crate::{
-    engine::{Cluster, Clustered, Router, serve_cluster},
+    engine::{Cluster, Router, serve_cluster},
     lane::GBPS,
     machine::Machine,
-    outcome::{Column, Outcome, Table, number, size},
+    outcome::{Outcome, size},
     parallel::each,
+    shown::{Numbers, tables},
     summary::{Counted, Summary},
 };
 
@@ -38,24 +41,6 @@ impl Clusters {
     }
 }
 
-const COLUMNS: [Column<(Summary, Clustered)>; 15] = [
-    ("TTFT, ms", |(it, _)| number(it.ttft.mean * 1e3)),
-    ("p50", |(it, _)| number(it.ttft.p50 * 1e3)),
-    ("p95", |(it, _)| number(it.ttft.p95 * 1e3)),
-    ("p99", |(it, _)| number(it.ttft.p99 * 1e3)),
-    ("own GPU, %", |(it, _)| number(it.hbm_hits * 100.0)),
-    ("own tiers, %", |(it, _)| number((it.host_hits + it.drive_hits) * 100.0)),
-    ("other engines, %", |(it, _)| number(it.peer_hits * 100.0)),
-    ("computed, %", |(it, _)| number((1.0 - it.hits()) * 100.0)),
-    ("network, GB", |(_, found)| number(found.report.peer_bytes as f64 / 1e9)),
-    ("busiest sender, Gbps", |(_, found)| number(found.sends() / GBPS)),
-    ("late, blocks", |(_, found)| found.peers.late.to_string()),
-    ("computed sooner, blocks", |(_, found)| found.peers.computed.to_string()),
-    ("GPU time, most by mean", |(_, found)| format!("{:.2}", found.balance())),
-    ("requests/s", |(it, _)| number(it.requests_per_second)),
-    ("left over, %", |(it, _)| number(it.queue_growth * 100.0)),
-];
-
 /// Serves the workload with each cluster. Calls `next` with a name before the links of each number
 /// of engines and router.
 /// Panics if one of the requests does not fit into the GPUs' memory (see [`Machine::too_long`]), or
@@ -79,21 +64,25 @@ pub fn cluster(
                 let link = gbps.map(|gbps| machine.parameters.net(gbps * GBPS));
                 let (engines, delay) = (*count as usize, clusters.delay);
                 let cluster = Cluster { engines, router, link, delay };
-                let mut found = serve_cluster(&setup, &policy, &workload.requests, &cluster);
-                let summary = Summary::of(&policy, workload, &found.report);
-                // The table needs only the counters; a trace may have millions of requests.
-                found.report.served = Vec::new();
+                let found = serve_cluster(&setup, &policy, &workload.requests, &cluster);
                 let link = gbps.map_or_else(|| "no link".to_owned(), |it| format!("{it} Gbps"));
-                (format!("{what}, {link}"), (summary, found))
+                let numbers = json!({
+                    "summary": Summary::of(&policy, workload, &found.report),
+                    "report": found.report,
+                    "sends": found.sends(),
+                    "balance": found.balance(),
+                    "late": found.peers.late,
+                    "computed": found.peers.computed,
+                });
+                (format!("{what}, {link}"), [numbers])
             };
             rows.extend(each(&links, row));
         }
     }
     let setting = machine.setting().into_iter().chain(setting(machine, clusters.delay));
     let mut outcome = Outcome::of(setting.collect());
-    let title = "Clusters, by router and link between machines";
-    let named = rows.iter().map(|(name, found)| (name.as_str(), found));
-    outcome.tables.push(Table::of(title, "cluster", &COLUMNS, named));
+    let rows: Vec<_> = rows.iter().map(|(name, found)| (name.clone(), &found[..])).collect();
+    outcome.tables = tables("cluster", &rows, Numbers::new());
     outcome
 }
 

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::{
     engine::{Report, Second, serve},
     machine::Machine,
-    outcome::{Column, Line, Outcome, Plot, Table, number, size},
+    outcome::{Line, Outcome, Plot, number, size},
     parallel::each,
     policy::{Path, Policy},
+    shown::{Numbers, tables},
     storage::Storage,
     summary::{Counted, Prices, Summary, percentile},
 };
@@ -46,76 +49,32 @@ pub fn compare(machine: &Machine, workload: &Counted, mut next: impl FnMut(&str)
                 (Summary::of(policy, workload, &report), machine.prices().hour(&setup, policy));
             // The tables need only the counters; a trace may have millions of requests.
             report.served = Vec::new();
-            runs.push(Run { summary, report, hour });
+            let million = Prices::million(hour, summary.tokens_per_second);
+            runs.push(Run { summary, report, hour, million });
         }
     }
     let title = "TTFT: so many percent of requests take no longer";
     outcome.plots.insert(0, Plot::new(title, "%", "s", lines));
-    let table = |title, columns: &[Column<Run>]| {
-        let named = POLICIES.iter().map(|policy| policy.name).zip(&runs);
-        Table::of(title, "", columns, named)
-    };
-    outcome.tables = vec![
-        table("TTFT and inter-token latency", &LATENCY),
-        table("Where prompts' tokens were, and what was moved", &TRAFFIC),
-        table("Cost", &COST),
-    ];
+    let rows: Vec<(String, &[Run])> =
+        POLICIES.iter().map(|policy| policy.name.to_owned()).zip(runs.chunks(1)).collect();
+    outcome.tables = tables("compare", &rows, Numbers::new());
     outcome
 }
 
 /// Results of a policy.
+#[derive(Serialize)]
 struct Run {
     summary: Summary,
     report: Report,
-    /// Dollars an hour.
+    /// Dollars an hour, and for a million tokens.
     hour: f64,
-}
-
-const LATENCY: [Column<Run>; 10] = [
-    ("TTFT, ms", |it| ms(it.summary.ttft.mean)),
-    ("p50", |it| ms(it.summary.ttft.p50)),
-    ("p95", |it| ms(it.summary.ttft.p95)),
-    ("p99", |it| ms(it.summary.ttft.p99)),
-    ("inter-token latency, ms", |it| ms(it.summary.itl.mean)),
-    ("p95", |it| ms(it.summary.itl.p95)),
-    ("p99", |it| ms(it.summary.itl.p99)),
-    ("bubble, % of steps", |it| number(it.summary.bubble * 100.0)),
-    ("preempted", |it| it.report.preemptions.to_string()),
-    ("aborted", |it| (it.report.aborted_waiting + it.report.aborted_running).to_string()),
-];
-const TRAFFIC: [Column<Run>; 10] = [
-    ("GPU, %", |it| number(it.summary.hbm_hits * 100.0)),
-    ("host memory, %", |it| number(it.summary.host_hits * 100.0)),
-    ("drives, %", |it| number(it.summary.drive_hits * 100.0)),
-    ("together, %", |it| number(it.summary.hits() * 100.0)),
-    ("read, GB", |it| gb(it.report.read_bytes)),
-    ("written, GB", |it| gb(it.report.write_bytes)),
-    ("from host memory", |it| gb(it.report.host_read_bytes)),
-    ("read ahead", |it| gb(it.report.ahead_bytes)),
-    ("wasted", |it| gb(it.report.wasted_bytes)),
-    ("loaded in vain", |it| gb(it.report.in_vain_bytes)),
-];
-const COST: [Column<Run>; 4] = [
-    ("requests/s", |it| number(it.summary.requests_per_second)),
-    ("tokens/s", |it| number(it.summary.tokens_per_second)),
-    ("$ an hour", |it| number(it.hour)),
-    ("$ a million tokens", |it| {
-        format!("{:.3}", Prices::million(it.hour, it.summary.tokens_per_second))
-    }),
-];
-
-fn ms(seconds: f64) -> String {
-    number(seconds * 1e3)
-}
-
-fn gb(bytes: u64) -> String {
-    format!("{:.0}", bytes as f64 / 1e9)
+    million: f64,
 }
 
 /// Describes tiers and prices in words.
 fn tiers(machine: &Machine) -> Vec<String> {
     let gb = |bandwidth: f64| number(bandwidth / 1e9);
-    let (storage, prices) = (machine.storage(), machine.prices());
+    let (storage, (prices, source)) = (machine.storage(), machine.parameters.price_words());
     let read = |path| gb(storage.lane(path).read);
     let mut lines = vec![
         format!(
@@ -130,10 +89,8 @@ fn tiers(machine: &Machine) -> Vec<String> {
             read(Path::Host)
         ),
         format!(
-            "{}, for all that a tier has{}; tokens of prompts and output, until the last request \
-             has ended",
-            prices.words(),
-            prices.source()
+            "{prices}, for all that a tier has{source}; tokens of prompts and output, until the \
+             last request has ended"
         ),
         "bandwidths beyond two drives and one GPU are assumed to grow with their number, up to \
          what the links of the GPUs have"

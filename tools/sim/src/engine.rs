@@ -27,13 +27,14 @@ use std::{
 
 use kv_catalog::BlockKey;
 use kv_schedule::{SlackTable, StepShape};
+use serde::Serialize;
 
 use crate::{
     gpu::{Gpu, Model},
     policy::Policy,
     storage::Storage,
 };
-pub(crate) use cluster::{Cluster, Clustered, Router, serve_cluster};
+pub(crate) use cluster::{Cluster, Router, serve_cluster};
 use hbm::Hbm;
 use index::Index;
 pub use index::plain_catalog;
@@ -132,16 +133,20 @@ pub struct Served {
     pub is_aborted: bool,
 }
 
-/// Results of a run.
-#[derive(Debug, Clone, Default)]
+/// Results of a run. Its counters are numbers of tables.
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
     /// Results of all requests, in order of arrival.
+    #[serde(skip)]
     pub served: Vec<Served>,
     /// Time when the last request ended.
+    #[serde(skip)]
     pub took: Duration,
     /// Time that the GPU computed.
+    #[serde(skip)]
     pub compute: Duration,
     /// Time that the GPU waited for loads of a step.
+    #[serde(skip)]
     pub bubble: Duration,
     /// Bytes read from the tier.
     pub read_bytes: u64,
@@ -169,8 +174,10 @@ pub struct Report {
     pub aborted_running: u64,
     /// Totals by their first second: of each second in which there was something, or of several
     /// seconds in a very long run.
+    #[serde(skip)]
     pub seconds: BTreeMap<u64, Second>,
     /// Work for the watched request, layer by layer.
+    #[serde(skip)]
     pub spans: Vec<Span>,
 }
 

@@ -17,8 +17,9 @@
 //!   policies side by side. [`Summary`], [`Prices`]: performance and cost. [`cluster()`]: on
 //!   several, behind a router, with a directory of their blocks and links between them.
 //! - [`Scenario`]: the papers' simulations by name, from the files in `scenarios/`: parameters of
-//!   experiments, and the tables, plots and comparisons of their results. [`Outcome`]: these, next
-//!   to a paper's numbers. [`page`]: results as HTML.
+//!   experiments, and the tables, plots and comparisons of their results. `shown`: these, of any
+//!   numbers by name; also the commands' tables. [`Outcome`]: results next to a paper's numbers.
+//!   [`page`]: results as HTML.
 //!
 //! # Invariants
 //! - No clock and no unseeded randomness, and one thread for each run: equal requests give equal
@@ -41,6 +42,7 @@ mod parameters;
 mod plan;
 mod policy;
 mod scenario;
+mod shown;
 mod storage;
 mod summary;
 mod swarm;

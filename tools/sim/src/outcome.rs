@@ -72,26 +72,7 @@ impl Table {
         let columns = columns.into_iter().map(Into::into).collect();
         Self { title: title.into(), columns, rows: rows.into_iter().collect() }
     }
-
-    /// Creates a table with a row for each of `things`, which begins with its name. `first` is the
-    /// title of the column of names.
-    pub(crate) fn of<'a, T: 'a>(
-        title: &str,
-        first: &str,
-        columns: &[Column<T>],
-        things: impl IntoIterator<Item = (impl Into<String>, &'a T)>,
-    ) -> Self {
-        let rows = things.into_iter().map(|(name, it)| {
-            let cells = columns.iter().map(|(_, of)| of(it));
-            std::iter::once(name.into()).chain(cells).collect()
-        });
-        let names = columns.iter().map(|(name, _)| *name);
-        Self::new(title, std::iter::once(first).chain(names), rows)
-    }
 }
-
-/// A column of [`Table::of`]: its name, and its text.
-pub(crate) type Column<T> = (&'static str, fn(&T) -> String);
 
 /// Formats a number with at least three digits.
 pub(crate) fn number(number: f64) -> String {

@@ -216,9 +216,9 @@ impl Paging {
         }
     }
 
-    /// Returns totals since the beginning: blocks of announced requests that were on the GPU in time
-    /// (`ready`), and too `late`; bytes prefetched over both hops (`ahead`), and those `wasted`; and
-    /// all bytes over the `link`.
+    /// Returns totals since the beginning: blocks of announced requests that were on the GPU in
+    /// time (`ready`), and too `late`; bytes prefetched over both hops (`ahead`), and those
+    /// `wasted`; and all bytes over the `link`.
     pub(crate) fn totals(&self) -> [(&'static str, u64); 5] {
         let counts = self.memory.ahead.counts();
         [

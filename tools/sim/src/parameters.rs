@@ -231,6 +231,18 @@ impl Parameters {
         Prices { gpu, dram_gb, drive_gb }
     }
 
+    /// Returns the prices in words, and the paper that has them, if one has.
+    pub(crate) fn price_words(&self) -> (String, &'static str) {
+        let prices = self.prices();
+        let Prices { gpu, dram_gb, drive_gb } = prices;
+        let words = format!(
+            "${gpu} an hour for a GPU, ${dram_gb} and ${drive_gb} for a gigabyte of host memory \
+             and of drives"
+        );
+        let is_paper = prices == Self::default().prices();
+        (words, if is_paper { " (Tutti, section 4.3)" } else { "" })
+    }
+
     /// Describes the parameters that differ from [`PARAMETERS`], in words.
     pub fn replaced(&self) -> Vec<String> {
         let default = Self::default();

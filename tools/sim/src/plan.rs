@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::{
     engine::{serve, serve_restarted},
     machine::Machine,
-    outcome::{Column, Line, Outcome, Plot, Table, number, size},
+    outcome::{Line, Outcome, Plot, number, size},
     parallel::each,
+    shown::{Numbers, tables},
     summary::{Counted, Prices, Summary, median},
 };
 
@@ -45,11 +48,13 @@ struct Hardware {
 }
 
 /// A run with one seed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 struct Run {
     summary: Summary,
     /// Bytes written to drives in a day.
     written: f64,
+    /// Writes of the whole capacity a day; 0 without drives.
+    drive_writes: f64,
     /// Dollars an hour.
     hour: f64,
     /// Dollars per million tokens.
@@ -63,8 +68,6 @@ struct Run {
 struct Choice {
     hardware: Hardware,
     runs: Vec<Run>,
-    /// Writes of the whole capacity a day; 0 without drives.
-    drive_writes: f64,
 }
 
 impl Choices {
@@ -129,7 +132,8 @@ impl Choice {
             let written = if is_written { report.write_bytes as f64 } else { 0.0 };
             let written = written / report.took.as_secs_f64() * 86_400.0;
             // Drives that are written more often than rated are replaced sooner.
-            let wear = (written / capacity.max(1.0) / limits.writes_a_day).max(1.0);
+            let drive_writes = written / capacity.max(1.0);
+            let wear = (drive_writes / limits.writes_a_day).max(1.0);
             let drive_gb = prices.drive_gb * wear;
             let hour = Prices { drive_gb, ..prices }.hour(&setup, &policy);
             let million = Prices::million(hour, summary.tokens_per_second);
@@ -141,12 +145,9 @@ impl Choice {
                     serve_restarted(&setup, &policy, &half.requests, (half.warm_up, takes));
                 [&report, &restarted].map(|report| Summary::of(&policy, &half, report))
             });
-            Run { summary, written, hour, million, restart }
+            Run { summary, written, drive_writes, hour, million, restart }
         };
-        let runs: Vec<Run> = each(workloads, run);
-        let mut choice = Self { hardware, runs, drive_writes: 0.0 };
-        choice.drive_writes = choice.median(|it| it.written) / capacity.max(1.0);
-        choice
+        Self { hardware, runs: each(workloads, run) }
     }
 
     fn median(&self, of: impl Fn(&Run) -> f64) -> f64 {
@@ -159,12 +160,8 @@ impl Choice {
         [all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max)]
     }
 
-    fn percent(&self, of: fn(&Summary) -> f64) -> String {
-        percent(self.median(|it| of(&it.summary)))
-    }
-
-    fn time(&self, of: fn(&Summary) -> f64) -> String {
-        time(self.median(|it| of(&it.summary)))
+    fn drive_writes(&self) -> f64 {
+        self.median(|it| it.drive_writes)
     }
 
     fn million(&self) -> f64 {
@@ -193,38 +190,6 @@ impl Choice {
     }
 }
 
-fn percent(part: f64) -> String {
-    number(part * 100.0)
-}
-
-/// Returns a time in milliseconds, or a dash: no request has such a time, for example because none
-/// repeats another.
-fn time(seconds: f64) -> String {
-    if seconds > 0.0 { number(seconds * 1e3) } else { "-".to_owned() }
-}
-
-const COLUMNS: [Column<Choice>; 19] = [
-    ("GPU, %", |it| it.percent(|it| it.hbm_hits)),
-    ("host memory, %", |it| it.percent(|it| it.host_hits)),
-    ("drives, %", |it| it.percent(|it| it.drive_hits)),
-    ("hits, %", |it| it.percent(Summary::hits)),
-    ("TTFT p50, ms", |it| it.time(|it| it.ttft.p50)),
-    ("p95", |it| it.time(|it| it.ttft.p95)),
-    ("p99", |it| it.time(|it| it.ttft.p99)),
-    ("p99 by seed", |it| it.p99().map(|time| number(time * 1e3)).join(" to ")),
-    ("without first questions: p50", |it| it.time(|it| it.ttft_again.p50)),
-    ("p95", |it| it.time(|it| it.ttft_again.p95)),
-    ("p99", |it| it.time(|it| it.ttft_again.p99)),
-    ("inter-token latency, ms", |it| it.time(|it| it.itl.mean)),
-    ("left over, %", |it| it.percent(|it| it.queue_growth)),
-    ("requests/s", |it| number(it.median(|it| it.summary.requests_per_second))),
-    ("tokens/s", |it| number(it.median(|it| it.summary.tokens_per_second))),
-    ("TB written a day", |it| format!("{:.2}", it.median(|it| it.written) / 1e12)),
-    ("drive writes a day", |it| format!("{:.2}", it.drive_writes)),
-    ("$ an hour", |it| number(it.median(|it| it.hour))),
-    ("$ a million tokens", |it| format!("{:.3}", it.million())),
-];
-
 /// Serves the requests of each seed with each combination of tiers, and with more GPUs, and
 /// recommends one: the cheapest by tokens that keeps the limits and serves what arrives. Calls
 /// `next` with a name before each combination.
@@ -242,58 +207,25 @@ pub fn plan(
         Choice::of(machine, workloads, limits, (hardware, choices.restart))
     };
     let found: Vec<Choice> = choices.all(gpus).into_iter().map(run).collect();
-    let title = "Tiers, and what follows: medians over the seeds";
-    let named = found.iter().map(|choice| (choice.hardware.name(gpus), choice));
-    let table = Table::of(title, "tiers", &COLUMNS, named);
+    let rows: Vec<(String, &[Run])> =
+        found.iter().map(|it| (it.hardware.name(gpus), &it.runs[..])).collect();
+    let mut all = tables("plan", &rows, Numbers::new());
+    if let Some(takes) = choices.restart {
+        let takes = Numbers::from([("takes".to_owned(), takes.as_secs_f64())]);
+        all.extend(tables("restart", &rows, takes));
+    }
     let setting = setting(machine, limits, workloads);
     Outcome {
         setting: machine.setting().into_iter().chain(setting).collect(),
-        tables: std::iter::once(table)
-            .chain(choices.restart.map(|takes| restarts(&found, takes, gpus)))
-            .collect(),
+        tables: all,
         plots: plots(choices, &found, gpus),
         notes: advice(&found, limits, gpus),
         ..Outcome::default()
     }
 }
 
-/// Returns the second half of the requests, without a restart and after one.
-fn restarts(found: &[Choice], takes: Duration, gpus: u32) -> Table {
-    let row = |choice: &Choice| {
-        let of = |part: fn(&Summary) -> f64, text: fn(f64) -> String| {
-            let at = |at: usize| {
-                let all = choice.runs.iter().filter_map(|run| run.restart).map(|it| part(&it[at]));
-                text(median(all.collect()).expect("each run has a restart"))
-            };
-            [at(0), at(1)]
-        };
-        let cells = [
-            of(Summary::hits, percent),
-            of(|it| it.host_hits, percent),
-            of(|it| it.ttft.p50, time),
-            of(|it| it.ttft.p95, time),
-            of(|it| it.ttft.p99, time),
-            of(|it| it.ttft_again.p50, time),
-        ];
-        std::iter::once(choice.hardware.name(gpus)).chain(cells.into_iter().flatten()).collect()
-    };
-    let columns = ["hits, %", "host memory, %", "TTFT p50, ms", "p95", "p99"]
-        .into_iter()
-        .chain(["without first questions: p50"])
-        .flat_map(|name| [name, "restarted"]);
-    Table::new(
-        format!(
-            "The second half of the requests, and the same after a restart: what came before is \
-             served, the engine is back {} s later, host memory is lost and drives are not",
-            takes.as_secs_f64()
-        ),
-        std::iter::once("tiers").chain(columns),
-        found.iter().map(row),
-    )
-}
-
 fn setting(machine: &Machine<'_>, limits: &Limits, workloads: &[Counted]) -> Vec<String> {
-    let prices = machine.prices();
+    let (prices, source) = machine.parameters.price_words();
     let one = machine.parameters.storage(1, 1);
     let mut lines = vec![
         format!(
@@ -307,9 +239,8 @@ fn setting(machine: &Machine<'_>, limits: &Limits, workloads: &[Counted]) -> Vec
          both: host memory before the drives, with lookahead"
             .to_owned(),
         format!(
-            "{}, used or not{}; tokens of prompts and output, until the last request has ended",
-            prices.words(),
-            prices.source()
+            "{prices}, used or not{source}; tokens of prompts and output, until the last request \
+             has ended"
         ),
         format!(
             "drives are rated for {} drive writes a day; what is written more often costs as many \
@@ -403,7 +334,7 @@ fn advice(found: &[Choice], limits: &Limits, gpus: u32) -> Vec<String> {
             names(saturated, gpus)
         ));
     }
-    let worn = found.iter().filter(|it| it.drive_writes > limits.writes_a_day);
+    let worn = found.iter().filter(|it| it.drive_writes() > limits.writes_a_day);
     let worn: Vec<&Choice> = worn.collect();
     if !worn.is_empty() {
         notes.push(format!(
@@ -439,7 +370,7 @@ fn plots(choices: &Choices, found: &[Choice], gpus: u32) -> Vec<Plot> {
         plot("Cost of a million tokens", "$", Choice::million),
         plot("TTFT, 99 %", "ms", |it| it.median(|run| run.summary.ttft.p99) * 1e3),
         plot("Prompts' tokens that are not computed", "%", |it| {
-            it.median(|run| run.summary.hits()) * 100.0
+            it.median(|run| run.summary.hits) * 100.0
         }),
     ]
 }

@@ -5,12 +5,9 @@ mod blog;
 mod decoding;
 mod drives;
 mod experiment;
-mod formula;
 mod hiding;
 mod lmcache;
-mod numbers;
 mod served;
-mod shown;
 mod swarm;
 mod testbed;
 
@@ -26,10 +23,9 @@ use crate::{
     outcome::{Gantt, Outcome, Plot, number},
     parallel::each,
     parameters::Parameters,
+    shown::{Compared, Drawn, Listed, Numbers, Shown, Ticks, join},
 };
 use experiment::Experiment;
-use numbers::{Numbers, join};
-use shown::{Compared, Drawn, Listed, Shown, Ticks};
 use testbed::Testbed;
 
 /// The scenarios of each paper, in the order of `ripieno sim all`.

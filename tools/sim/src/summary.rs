@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use crate::{
     engine::{Report, Request, Served, Setup},
-    parameters::Parameters,
     policy::{Path, Policy, Tier},
     storage::Storage,
 };
@@ -99,6 +98,8 @@ pub struct Summary {
     pub drive_hits: f64,
     /// Fraction fetched from other engines of a cluster.
     pub peer_hits: f64,
+    /// Fraction that was not computed: the sum of these.
+    pub hits: f64,
     /// Fraction of the time of all steps that the GPU waited for loads.
     pub bubble: f64,
     /// Requests a second, from the first arrival to the last end.
@@ -131,25 +132,22 @@ impl Summary {
         let loaded = sum(&|_, was| was.loaded_tokens) - peer;
         let is_host = policy.tier.is_some_and(|tier| tier.path == Path::Host);
         let host = if is_host { loaded } else { sum(&|_, was| was.host_tokens) };
+        let hits = [hbm, host, loaded - host, peer].map(|tokens| part(tokens, input));
         let took = took.saturating_sub(*warm_up).as_secs_f64();
         Self {
             ttft: Times::of(both.iter().map(|(_, was)| was.ttft.as_secs_f64()).collect()),
             ttft_again: Times::of(again.map(|((_, was), _)| was.ttft.as_secs_f64()).collect()),
             itl: Times::of(itl.collect()),
             queue_growth: queue_growth(&both),
-            hbm_hits: part(hbm, input),
-            host_hits: part(host, input),
-            drive_hits: part(loaded - host, input),
-            peer_hits: part(peer, input),
+            hbm_hits: hits[0],
+            host_hits: hits[1],
+            drive_hits: hits[2],
+            peer_hits: hits[3],
+            hits: hits.iter().sum(),
             bubble: part(bubble.as_secs_f64(), (*compute + *bubble).as_secs_f64()),
             requests_per_second: part(both.len() as f64, took),
             tokens_per_second: part(input + output, took),
         }
-    }
-
-    /// Returns the fraction of the prompt tokens that was not computed.
-    pub fn hits(&self) -> f64 {
-        self.hbm_hits + self.host_hits + self.drive_hits + self.peer_hits
     }
 }
 
@@ -197,20 +195,6 @@ impl Prices {
         self.gpu * f64::from(setup.gpu.count)
             + price(dram, host_bytes, self.dram_gb)
             + price(drives, drive_bytes, self.drive_gb)
-    }
-
-    /// Returns the prices in words.
-    pub(crate) fn words(&self) -> String {
-        let Self { gpu, dram_gb, drive_gb } = self;
-        format!(
-            "${gpu} an hour for a GPU, ${dram_gb} and ${drive_gb} for a gigabyte of host memory \
-             and of drives"
-        )
-    }
-
-    /// Returns the paper that has them, if one has.
-    pub(crate) fn source(&self) -> &'static str {
-        if *self == Parameters::default().prices() { " (Tutti, section 4.3)" } else { "" }
     }
 
     /// Returns dollars per million tokens at this throughput.

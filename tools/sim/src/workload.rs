@@ -40,12 +40,12 @@ pub struct Workload {
     /// The requests in words.
     pub text: String,
     #[serde(flatten)]
-    kind: Kind,
+    generator: Generator,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum Generator {
     Documents(Documents),
     Conversations(Conversations),
     Profile(Profile),
@@ -71,17 +71,17 @@ impl Workload {
 
     /// Returns requests at `rate` a second: `count` of those that are not limited by documents.
     pub fn requests(&self, count: usize, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
-        match &self.kind {
-            Kind::Documents(it) => it.requests(rate, block_tokens, seed),
-            Kind::Conversations(it) => it.requests(count, rate, block_tokens, seed),
-            Kind::Profile(it) => it.requests(count as u64, rate, block_tokens, seed),
+        match &self.generator {
+            Generator::Documents(it) => it.requests(rate, block_tokens, seed),
+            Generator::Conversations(it) => it.requests(count, rate, block_tokens, seed),
+            Generator::Profile(it) => it.requests(count as u64, rate, block_tokens, seed),
         }
     }
 
     /// Returns the documents of this name.
     pub(crate) fn documents(name: &str) -> Documents {
-        match Self::named(name).map(|it| &it.kind) {
-            Some(Kind::Documents(documents)) => *documents,
+        match Self::named(name).map(|it| &it.generator) {
+            Some(Generator::Documents(documents)) => *documents,
             other => panic!("{name}: {other:?} are no documents"),
         }
     }

@@ -32,8 +32,8 @@ pub(crate) enum Hbm {
     Latest,
 }
 
-/// Kinds of requests. The paper has lengths of the fourth only. Its table 6 implies that no other is
-/// longer than 1,830 tokens: more do not come over the link in four iterations.
+/// Kinds of requests. The paper has lengths of the fourth only. Its table 6 implies that no other
+/// is longer than 1,830 tokens: more do not come over the link in four iterations.
 const PROFILES: [Profile; 5] = [
     Profile { input: lengths(16, 512, 160.0, 0.7), output: lengths(16, 512, 150.0, 0.6) },
     Profile { input: lengths(256, 1280, 900.0, 0.3), output: lengths(16, 256, 128.0, 0.4) },
@@ -145,11 +145,19 @@ struct Engine<'a> {
     next_arrival: f64,
     mean_output: f64,
     credit: f64,
-    /// Tokens that were generated, and requests that were there, in all iterations.
+    totals: Totals,
+}
+
+/// Sums over iterations.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
+    /// Generated tokens.
     tokens: u64,
+    /// Present requests.
     requests: u64,
-    /// Tokens with room in the blocks of running requests, and those that are there.
+    /// Tokens with room in the batch's blocks.
     room: u64,
+    /// Those that are there.
     filled: u64,
 }
 
@@ -185,7 +193,7 @@ impl Decode {
             ("link", of("link") as f64 / self.lower.link.bandwidth / took * 100.0),
             ("blocks", part(of("link"), self.lower.block_bytes) / count),
             // Of the running requests' blocks, the part that has no tokens.
-            ("unfilled", (1.0 - part(engine.filled, engine.room)) * 100.0),
+            ("unfilled", (1.0 - part(engine.totals.filled, engine.totals.room)) * 100.0),
         ])
     }
 }
@@ -212,10 +220,7 @@ impl<'a> Engine<'a> {
             next_arrival: 0.0,
             mean_output: 0.0,
             credit: 0.0,
-            tokens: 0,
-            requests: 0,
-            room: 0,
-            filled: 0,
+            totals: Totals::default(),
         };
         let sample: Vec<Request> = (0..2000).map(|_| engine.request()).collect();
         let output: f64 = sample.iter().map(|it| f64::from(it.output)).sum();
@@ -291,19 +296,21 @@ impl<'a> Engine<'a> {
             paging.compute(waited, took);
         }
         self.now += waited + took;
-        self.tokens += self.batch.len() as u64;
+        let totals = &mut self.totals;
+        totals.tokens += self.batch.len() as u64;
         for it in &self.batch {
-            self.room += u64::from(it.blocks() * it.block_tokens);
-            self.filled += u64::from(it.prompt + it.done);
+            totals.room += u64::from(it.blocks() * it.block_tokens);
+            totals.filled += u64::from(it.prompt + it.done);
         }
-        self.requests += (self.batch.len() + self.others.len()) as u64;
+        totals.requests += (self.batch.len() + self.others.len()) as u64;
         self.decode();
     }
 
     /// Returns totals since the beginning.
     fn totals(&self) -> BTreeMap<&'static str, u64> {
+        let Totals { tokens, requests, .. } = self.totals;
         let paging = self.paging.iter().flat_map(Paging::totals);
-        paging.chain([("tokens", self.tokens), ("requests", self.requests)]).collect()
+        paging.chain([("tokens", tokens), ("requests", requests)]).collect()
     }
 
     /// Moves the next requests into the batch and the oldest out of it. Returns the time spent

@@ -6,10 +6,10 @@ use kv_schedule::Config;
 use kv_tier::{LookaheadConfig, RequestId};
 use serde::Deserialize;
 
-use super::numbers::{Results, results};
 use crate::{
     paging::{LowerTiers, Paging},
     parameters::Parameters,
+    shown::{Results, results},
 };
 
 /// Decode steps, of whose blocks a part is below the GPU.

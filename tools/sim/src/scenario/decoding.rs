@@ -1,10 +1,10 @@
 //! TierKV's simulation: decoding for more requests than fit into the GPU's memory.
 
-use super::numbers::Results;
 use crate::{
     paging::{Decode, Decoded},
     parallel::each,
     parameters::Parameters,
+    shown::Results,
     summary::median,
 };
 

@@ -5,15 +5,13 @@ use std::time::Duration;
 use kv_schedule::Kind;
 use serde::Deserialize;
 
-use super::{
-    numbers::{Results, results},
-    testbed::Testbed,
-};
+use super::testbed::Testbed;
 use crate::{
     engine::{ALONE, Link, Purpose},
     lane::LaneModel,
     parameters::Parameters,
     policy::{Loads, Policy, Tier},
+    shown::{Results, results},
     storage::Storage,
 };
 

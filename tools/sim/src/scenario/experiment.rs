@@ -7,14 +7,13 @@ use super::{
     drives::{Bandwidth, Mix},
     hiding::Hiding,
     lmcache::{FreePages, Messages},
-    numbers::Results,
     served::{Apart, Prompts, Questions},
     swarm::{
         growth::Growth,
         reading::{Memories, Reading},
     },
 };
-use crate::{paging::Decode, parameters::Parameters};
+use crate::{paging::Decode, parameters::Parameters, shown::Results};
 
 /// Declares the kinds.
 macro_rules! kinds {

@@ -6,7 +6,6 @@ use kv_schedule::{SlackTable, StepShape};
 use serde::Deserialize;
 
 use super::{
-    numbers::{Results, results},
     served::{ms, prompt},
     testbed::{BLOCK_TOKENS, Testbed},
 };
@@ -16,6 +15,7 @@ use crate::{
     outcome::{Bar, Gantt},
     parameters::Parameters,
     policy::Policy,
+    shown::{Results, results},
 };
 
 /// Requests of 32K tokens at regular times. The results are means of all but the first, in

@@ -6,13 +6,13 @@ use kv_schedule::{Direction, OpId};
 use serde::Deserialize;
 
 use super::{
-    numbers::{Results, results},
     served::mean,
     testbed::{BLOCK_TOKENS, Testbed},
 };
 use crate::{
     lane::{GBPS, Lane, LaneModel},
     parameters::Parameters,
+    shown::{Results, results},
     summary::percentile,
     workload::Workload,
 };

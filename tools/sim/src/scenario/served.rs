@@ -4,16 +4,14 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{
-    numbers::{Results, results},
-    testbed::{BLOCK_TOKENS, Testbed},
-};
+use super::testbed::{BLOCK_TOKENS, Testbed};
 use crate::{
     compare::busy,
     engine::{Report, Request, Served, Setup, serve},
     outcome::Plot,
     parameters::Parameters,
     policy::Policy,
+    shown::{Results, results},
     summary::Prices,
     workload::{Documents, Lengths, Profile, Workload},
 };

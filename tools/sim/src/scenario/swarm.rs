@@ -8,11 +8,11 @@ use std::time::Duration;
 use kv_schedule::{Direction, OpId};
 use kv_swarm::{Cluster, ClusterId, Clusters, Profile, Read};
 
-use super::numbers::Results;
 use crate::{
     lane::{Lane, LaneModel},
     parallel::each,
     parameters::Parameters,
+    shown::Results,
     swarm::{Activations, LAW, Law, Step},
 };
 

@@ -40,8 +40,8 @@ fn as_many_clients_go_away_as_was_asked_and_in_time() {
 
 #[test]
 fn profiles_are_as_long_as_they_say_and_share_nothing() {
-    for Workload { name, kind, .. } in Workload::all() {
-        let Kind::Profile(profile) = kind else { continue };
+    for Workload { name, generator, .. } in Workload::all() {
+        let Generator::Profile(profile) = generator else { continue };
         let requests = profile.requests(4000, 5.0, 16, 3);
         assert_eq!(requests, profile.requests(4000, 5.0, 16, 3));
         let mean = |of: fn(&Request) -> u32| {

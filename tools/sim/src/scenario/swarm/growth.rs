@@ -5,7 +5,7 @@ use kv_swarm::{ClusterId, Clusters, Entry, Placement, Profile, Window};
 use serde::Deserialize;
 
 use super::{COUNT, LAW, Layer, Parameters, RADIUS, Results, means};
-use crate::{scenario::numbers::results, swarm::dot};
+use crate::{shown::results, swarm::dot};
 
 /// Steps after the last new entry, which distances are taken of.
 const AFTER: usize = 4096;

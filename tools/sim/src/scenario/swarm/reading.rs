@@ -11,7 +11,7 @@ use super::{
     time,
 };
 use crate::{
-    scenario::numbers::results,
+    shown::results,
     swarm::{Route, Step, blocks, k_means, lru, medoid_only, no_replicas, singles},
 };
 

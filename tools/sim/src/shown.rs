@@ -1,21 +1,27 @@
-//! Texts, tables, plots and comparisons of a scenario's numbers.
+//! Texts, tables, plots and comparisons of numbers that have names, as files describe them.
+
+mod formula;
+mod numbers;
+mod tables;
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::numbers::{Items, Numbers};
 use crate::{
     outcome::{Basis, Comparison, Line, Plot, Table, number},
     parameters::Parameters,
     swarm::LAW,
 };
+use numbers::Items;
+pub(crate) use numbers::{Numbers, Results, join, results};
+pub(crate) use tables::tables;
 
 /// A table, or one for each of several labels.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Listed {
+pub(crate) struct Listed {
     title: String,
     /// A table for each of these: `{each}`.
     each: Option<Items>,
@@ -48,14 +54,22 @@ enum Form {
     Usual,
     /// With a sign, and a digit behind the point.
     Signed,
-    /// Three digits behind the point.
+    /// No digits behind the point.
+    Whole,
+    /// Two.
+    Hundredths,
+    /// Three.
     Fine,
+    /// Three digits at least, and a dash for none.
+    Some,
+    /// A text with numbers in it.
+    Text,
 }
 
 /// A plot, or one for each of several labels.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Drawn {
+pub(crate) struct Drawn {
     title: String,
     /// A plot for each of these: `{each}`.
     each: Option<Items>,
@@ -70,7 +84,7 @@ pub(super) struct Drawn {
 /// A paper's number, and where ours is; or one for each of several labels.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Compared {
+pub(crate) struct Compared {
     /// `{each}`. Those that follow one another with the same labels are shown label by label.
     each: Option<Items>,
     what: String,
@@ -103,15 +117,15 @@ impl<T: Clone> ByLabel<T> {
 }
 
 /// The labels of each axis, with their places in a plot.
-pub(super) type Ticks<'a> = BTreeMap<&'a str, Vec<(String, f64)>>;
+pub(crate) type Ticks<'a> = BTreeMap<&'a str, Vec<(String, f64)>>;
 
 /// The numbers, and what names stand for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shown<'a> {
-    pub(super) found: &'a Numbers,
-    pub(super) parameters: &'a Parameters,
-    pub(super) texts: &'a BTreeMap<String, String>,
-    pub(super) ticks: &'a Ticks<'a>,
+pub(crate) struct Shown<'a> {
+    pub(crate) found: &'a Numbers,
+    pub(crate) parameters: &'a Parameters,
+    pub(crate) texts: &'a BTreeMap<String, String>,
+    pub(crate) ticks: &'a Ticks<'a>,
 }
 
 /// Names in braces and their values, such as a row's label.
@@ -132,7 +146,7 @@ fn fill(text: &str, of: impl Fn(&str) -> String) -> String {
 impl Shown<'_> {
     /// Replaces names in braces: of texts, parameters and numbers, with `:` and the digits behind
     /// the point, or `:n` for three digits at least.
-    pub(super) fn text(&self, text: &str) -> String {
+    pub(crate) fn text(&self, text: &str) -> String {
         self.text_of(text, &[("law", &format!("{LAW:?}"))])
     }
 
@@ -158,7 +172,7 @@ impl Shown<'_> {
     }
 
     /// Returns a formula with those that it names in braces.
-    pub(super) fn expanded(&self, formula: &str) -> String {
+    fn expanded(&self, formula: &str) -> String {
         fill(formula, |name| match self.texts.get(name) {
             Some(inner) => format!("({})", self.expanded(inner.trim_start_matches('='))),
             None => format!("{{{name}}}"),
@@ -166,7 +180,7 @@ impl Shown<'_> {
     }
 
     /// Replaces formulas among the parameters of a run by their values.
-    pub(super) fn calculate(&self, set: &mut Map<String, Value>) {
+    pub(crate) fn calculate(&self, set: &mut Map<String, Value>) {
         for value in set.values_mut() {
             match value {
                 Value::String(text) if text.starts_with('=') => {
@@ -179,7 +193,7 @@ impl Shown<'_> {
     }
 
     /// Returns a number of this name, whose labels are filled in, or a parameter.
-    pub(super) fn number(&self, pattern: &str, labels: &Labels<'_>) -> f64 {
+    fn number(&self, pattern: &str, labels: &Labels<'_>) -> f64 {
         let of = |name: &str| {
             let label = labels.iter().rev().find(|(known, _)| *known == name);
             label.unwrap_or_else(|| panic!("{pattern}: {name} is not known here")).1.to_owned()
@@ -188,7 +202,7 @@ impl Shown<'_> {
         self.found.get(&name).copied().unwrap_or_else(|| self.parameters.value(&name))
     }
 
-    pub(super) fn items(&self, items: &Items) -> Vec<(String, f64)> {
+    fn items(&self, items: &Items) -> Vec<(String, f64)> {
         let all = |axis: &str| {
             self.ticks.get(axis).unwrap_or_else(|| panic!("{axis}: no such axis")).clone()
         };
@@ -219,7 +233,7 @@ impl Shown<'_> {
 }
 
 impl Listed {
-    pub(super) fn tables(&self, shown: &Shown<'_>) -> Vec<Table> {
+    pub(crate) fn tables(&self, shown: &Shown<'_>) -> Vec<Table> {
         let each = shown.each(self.each.as_ref());
         each.iter().map(|(each, _)| self.table(shown, each)).collect()
     }
@@ -229,9 +243,15 @@ impl Listed {
         let row = |(row, _): &(String, f64)| {
             let cells = columns.iter().map(|(column, of)| {
                 let labels = [("each", each), ("row", row), ("column", column)];
+                if let Form::Text = of.form {
+                    return shown.text_of(&of.cell, &labels);
+                }
                 let value = shown.figure(&of.cell, &labels);
                 match of.form {
-                    Form::Usual => number(value),
+                    Form::Some if value == 0.0 => "-".to_owned(),
+                    Form::Whole => format!("{value:.0}"),
+                    Form::Hundredths => format!("{value:.2}"),
+                    Form::Usual | Form::Some | Form::Text => number(value),
                     Form::Signed => format!("{value:+.1}"),
                     Form::Fine => format!("{value:.3}"),
                 }
@@ -248,7 +268,7 @@ impl Listed {
 }
 
 impl Drawn {
-    pub(super) fn plots(&self, shown: &Shown<'_>) -> Vec<Plot> {
+    pub(crate) fn plots(&self, shown: &Shown<'_>) -> Vec<Plot> {
         let each = shown.each(self.each.as_ref());
         each.iter().map(|(each, _)| self.plot(shown, each)).collect()
     }
@@ -267,7 +287,7 @@ impl Drawn {
 
 impl Compared {
     /// Returns the comparisons in order.
-    pub(super) fn all(of: &[Self], shown: &Shown<'_>) -> Vec<Comparison> {
+    pub(crate) fn all(of: &[Self], shown: &Shown<'_>) -> Vec<Comparison> {
         let mut all = Vec::new();
         for some in of.chunk_by(|one, other| one.each == other.each) {
             for (each, _) in shown.each(some[0].each.as_ref()) {

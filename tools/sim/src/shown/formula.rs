@@ -1,12 +1,12 @@
-//! Formulas of a scenario's files: arithmetic of numbers that have names.
+//! Formulas of such files: arithmetic of numbers that have names.
 //!
-//! `= (1 - [ours|TTFT] / [{each}|TTFT]) * 100`: names are in brackets, labels within them in braces.
-//! Arguments are separated by semicolons. `least(row: hit rate; [{row}|bubble])` is the least value
-//! over the labels of an axis, or of a list, such as `least(row: 16K, 32K; [{row}|bubble])`.
+//! `= (1 - [ours|TTFT] / [{each}|TTFT]) * 100`: names are in brackets, labels of them in braces.
+//! Arguments are separated by semicolons. `least(row: hit rate; [{row}|bubble])` is the least
+//! value over the labels of an axis, or of a list: `least(row: 16K, 32K; [{row}|bubble])`.
 
 use libm::{exp2, floor, log as ln};
 
-use super::{numbers::Items, shown::Shown};
+use super::{Shown, numbers::Items};
 
 /// A formula while it is computed.
 struct Formula<'a> {
