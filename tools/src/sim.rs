@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use ripieno_sim::{
-    Counted, Machine, Outcome, PARAMETERS, POLICIES, Scenario, compare, comparisons, page,
-};
+use ripieno_sim::{Machine, Outcome, PARAMETERS, POLICIES, Scenario, compare, comparisons, page};
 
 use crate::file;
 use crate::problem::{Problem, nearest};
@@ -115,14 +113,14 @@ pub(crate) struct ReportFlags {
 /// A simulation to run.
 enum Task {
     Scenario(&'static Scenario),
-    /// A comparison of tiers: the name of a workload or file, its description, and its requests.
-    Compare(String, Vec<String>, Counted),
+    /// A comparison of tiers: the name of a workload or file, and the workload.
+    Compare(String, Workload),
 }
 
 /// Simulates and reports.
 pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     let serving = match &flags.command {
-        Some(SimCommand::Plan(plan)) => plan.serving(),
+        Some(SimCommand::Plan(plan)) => &plan.serving,
         Some(SimCommand::Cluster(cluster)) => &cluster.serving,
         Some(SimCommand::Parameters) => {
             terminal::print(PARAMETERS.trim_end())?;
@@ -133,15 +131,21 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     if let Some(page) = &serving.report.html {
         file::check_output("--html", page)?;
     }
-    match &flags.command {
-        Some(SimCommand::Plan(flags)) => return plan::run(flags),
-        Some(SimCommand::Cluster(flags)) => return cluster::run(flags),
-        Some(SimCommand::Parameters) | None => {}
-    }
-    if flags.names.is_empty() {
-        terminal::print(list())?;
-        return Ok(0);
-    }
+    let outcomes = match &flags.command {
+        Some(SimCommand::Plan(flags)) => vec![plan::outcome(flags)?],
+        Some(SimCommand::Cluster(flags)) => vec![cluster::outcome(flags)?],
+        _ if flags.names.is_empty() => {
+            terminal::print(list())?;
+            return Ok(0);
+        }
+        _ => outcomes(flags)?,
+    };
+    report(&outcomes, &serving.report)?;
+    Ok(0)
+}
+
+/// Runs scenarios, and compares the policies for workloads.
+fn outcomes(flags: &SimFlags) -> anyhow::Result<Vec<Outcome>> {
     let of = &flags.serving.machine;
     let files = of.files()?;
     let machine = of.machine(flags.tiers.dram, flags.tiers.drives, &files)?;
@@ -152,23 +156,19 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     };
     let progress = Progress::new("simulations", tasks.iter().map(runs).sum(), true);
     let mut next = progress.steps();
-    let mut outcomes = Vec::new();
-    for task in tasks {
-        outcomes.push(match task {
-            Task::Scenario(scenario) => {
-                next(&scenario.name);
-                scenario.run(&files.parameters)
-            }
-            Task::Compare(name, setting, workload) => {
-                let title = "all policies beside each other".to_owned();
-                let outcome = compare(&machine, &workload, &mut next);
-                named(Outcome { title, ..outcome }, &name, &setting)
-            }
-        });
-    }
+    let run = |task: Task| match task {
+        Task::Scenario(scenario) => {
+            next(&scenario.name);
+            scenario.run(&files.parameters)
+        }
+        Task::Compare(name, Workload { setting, counted, .. }) => {
+            let found = compare(&machine, &counted, &mut next);
+            named(found, "all policies beside each other", &name, &setting)
+        }
+    };
+    let outcomes = tasks.into_iter().map(run).collect();
     progress.finish();
-    report(&outcomes, &flags.serving.report)?;
-    Ok(0)
+    Ok(outcomes)
 }
 
 fn list() -> String {
@@ -188,9 +188,7 @@ fn tasks(flags: &SimFlags, machine: &Machine<'_>) -> Result<Vec<Task>, Problem> 
         Some(scenario) => Ok(Task::Scenario(scenario)),
         None => {
             let of = &flags.serving.workload;
-            let workload = read(name, of, of.seed, machine)?;
-            let setting = workload.setting.clone();
-            Ok(Task::Compare(name.clone(), setting, workload.counted(of)?))
+            Ok(Task::Compare(name.clone(), read(name, of, of.seed, machine)?))
         }
     };
     flags.names.iter().map(task).collect()
@@ -218,12 +216,13 @@ fn read(
         ));
     }
     let workload = Workload::read(name, flags, seed, machine.setup().block_tokens)?;
-    check_fit(machine, &workload.requests)?;
+    check_fit(machine, &workload.counted.requests)?;
     Ok(workload)
 }
 
-/// Adds the workload's name and the origin of its requests to an outcome.
-fn named(mut outcome: Outcome, name: &str, setting: &[String]) -> Outcome {
+/// Adds a title, the workload's name and the origin of its requests to an outcome.
+fn named(mut outcome: Outcome, title: &str, name: &str, setting: &[String]) -> Outcome {
+    outcome.title = title.to_owned();
     outcome.setting.splice(0..0, setting.iter().cloned());
     let stem = Path::new(name).file_stem().map_or(name.into(), |name| name.to_string_lossy());
     outcome.name = stem.into_owned();

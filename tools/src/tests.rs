@@ -225,9 +225,9 @@ fn check_trace(path: &Path) {
         let read = Workload::read(path.to_str().unwrap(), &flags, 1, 128);
         // The rate is the flag's fault, and named in its place.
         let Ok(workload) = read else { continue };
-        assert!(workload.requests.is_sorted_by_key(|request| request.arrival));
+        assert!(workload.counted.requests.is_sorted_by_key(|request| request.arrival));
         let blocks = |it: &ripieno_sim::Request| it.blocks.len() as u64 * 128 <= it.input.into();
-        assert!(workload.requests.iter().all(blocks), "more blocks than tokens");
+        assert!(workload.counted.requests.iter().all(blocks), "more blocks than tokens");
     }
 }
 

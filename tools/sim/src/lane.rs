@@ -100,15 +100,20 @@ impl Lane {
         objects: u64,
     ) {
         self.advance(now);
-        let (bandwidth, queue) = match direction {
-            Direction::Read => (self.model.read, 0),
-            Direction::Write => (self.model.write, 1),
-        };
+        let (bandwidth, queue) = self.way(direction);
         let [calls, set_up] =
             [self.model.object, self.model.set_up].map(|each| objects as f64 * each.as_secs_f64());
         let left = (bytes as f64 / bandwidth + set_up).max(calls);
         self.outside.push_back((queue, Waiting { id, left, since: now }));
         self.admit();
+    }
+
+    /// Returns the bandwidth of a direction alone, and the index of its queue.
+    fn way(&self, direction: Direction) -> (f64, usize) {
+        match direction {
+            Direction::Read => (self.model.read, 0),
+            Direction::Write => (self.model.write, 1),
+        }
     }
 
     /// Admits operations into the window.
@@ -134,10 +139,7 @@ impl Lane {
 
     /// Returns the operation at the head of a direction, and its demand in bytes a second.
     pub(crate) fn wanted(&self, direction: Direction) -> Option<(OpId, f64)> {
-        let (bandwidth, queue) = match direction {
-            Direction::Read => (self.model.read, 0),
-            Direction::Write => (self.model.write, 1),
-        };
+        let (bandwidth, queue) = self.way(direction);
         Some((self.queues[queue].front()?.id, bandwidth * self.alone()))
     }
 

@@ -18,12 +18,8 @@ pub enum Basis {
 
 impl Basis {
     /// Returns its name in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Input => "input",
-            Self::Calibrated => "calibrated",
-            Self::Predicted => "predicted",
-        }
+    pub(crate) fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
     }
 }
 

@@ -96,7 +96,7 @@ pub fn comparisons(outcome: &Outcome) -> Option<Table> {
             number(it.paper),
             or_none(it.ours.map(number)),
             or_none(it.difference().map(|part| format!("{:+.0} %", part * 100.0))),
-            it.basis.name().to_owned(),
+            it.basis.name(),
             it.note.clone(),
         ]
     };

@@ -428,13 +428,12 @@ impl Tiers for StoreTiers<'_> {
         stores.iter().map(|number| self.store_layer(*number, layer)).sum()
     }
 
-    fn computed_at_once(&mut self, step: StepId, first: Duration) {
-        let first = self.at(first);
-        self.tell(|it| it.layer_ends(step, first));
-    }
-
-    fn step_ends(&mut self, step: StepId, took: Duration) {
-        self.tell(|it| it.step_ends(step));
+    fn step_ends(&mut self, step: StepId, took: Duration, first: Option<Duration>) {
+        let first = first.map(|first| self.at(first));
+        self.tell(|it| {
+            first.into_iter().for_each(|first| it.layer_ends(step, first));
+            it.step_ends(step);
+        });
         // A store that has failed reports it at the next poll.
         let _ = self.store.plane().with_lookahead(|it| it.iteration(took));
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use ripieno_sim::{Clusters, Outcome, cluster};
 
-use super::workload::{above_zero, seconds_or_zero};
-use super::{ServingFlags, TierFlags, named, read, report};
+use super::workload::{Workload, above_zero, seconds_or_zero};
+use super::{ServingFlags, TierFlags, named, read};
 use crate::progress::Progress;
 use crate::size;
 
@@ -47,19 +47,15 @@ fn gbps(text: &str) -> Result<f64, String> {
 }
 
 /// Simulates all clusters.
-pub(crate) fn run(flags: &ClusterFlags) -> anyhow::Result<u8> {
-    let ServingFlags { workload: of, machine, report: as_asked } = &flags.serving;
+pub(crate) fn outcome(flags: &ClusterFlags) -> anyhow::Result<Outcome> {
+    let ServingFlags { workload: of, machine, .. } = &flags.serving;
     let files = machine.files()?;
     let machine = machine.machine(flags.tiers.dram, flags.tiers.drives, &files)?;
-    let workload = read(&flags.name, of, of.seed, &machine)?;
-    let setting = workload.setting.clone();
-    let workload = workload.counted(of)?;
+    let Workload { setting, counted, .. } = read(&flags.name, of, of.seed, &machine)?;
     let delay = Duration::from_secs_f64(flags.directory_delay);
     let clusters = Clusters { engines: flags.engines.clone(), links: flags.link.clone(), delay };
     let progress = Progress::new("clusters", clusters.runs(), true);
-    let found = cluster(&machine, &clusters, &workload, progress.steps());
+    let found = cluster(&machine, &clusters, &counted, progress.steps());
     progress.finish();
-    let title = "engines on several machines".to_owned();
-    report(&[named(Outcome { title, ..found }, &flags.name, &setting)], as_asked)?;
-    Ok(0)
+    Ok(named(found, "engines on several machines", &flags.name, &setting))
 }

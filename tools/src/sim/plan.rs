@@ -1,10 +1,10 @@
 //! `ripieno sim plan`: finds the tiers to buy.
 
 use clap::Args;
-use ripieno_sim::{Choices, Limits, Machine, Outcome, plan};
+use ripieno_sim::{Choices, Counted, Limits, Machine, Outcome, plan};
 
 use super::workload::{Workload, above_zero, seconds};
-use super::{ServingFlags, named, read, report};
+use super::{ServingFlags, named, read};
 use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::size;
@@ -49,24 +49,15 @@ pub(crate) struct PlanFlags {
     drive_writes: Option<f64>,
 
     #[command(flatten)]
-    serving: ServingFlags,
-}
-
-impl PlanFlags {
-    pub(super) fn serving(&self) -> &ServingFlags {
-        &self.serving
-    }
+    pub(super) serving: ServingFlags,
 }
 
 /// Simulates all combinations, and recommends one.
-pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
+pub(crate) fn outcome(flags: &PlanFlags) -> anyhow::Result<Outcome> {
     let serving = &flags.serving;
     let files = serving.machine.files()?;
     let machine = serving.machine.machine(Some(0), 0, &files)?;
-    let workloads = workloads(flags, &machine)?;
-    let setting = workloads[0].setting.clone();
-    let counted = workloads.into_iter().map(|it| it.counted(&serving.workload));
-    let workloads = counted.collect::<Result<Vec<_>, _>>()?;
+    let (setting, workloads) = workloads(flags, &machine)?;
     // Measured layer times are those of one number of GPUs.
     let gpus = match (&flags.more_gpus, machine.layers) {
         (Some(counts), _) => counts.clone(),
@@ -92,17 +83,20 @@ pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
     let progress = Progress::new("combinations", choices.runs(), true);
     let found = plan(&machine, &choices, &limits, &workloads, progress.steps());
     progress.finish();
-    let title = "which tiers to buy".to_owned();
-    report(&[named(Outcome { title, ..found }, &flags.name, &setting)], &serving.report)?;
-    Ok(0)
+    Ok(named(found, "which tiers to buy", &flags.name, &setting))
 }
 
-/// Returns the workload for each seed, or once if it is not random.
-fn workloads(flags: &PlanFlags, machine: &Machine<'_>) -> Result<Vec<Workload>, Problem> {
+/// Returns the description of the workload, and its requests for each seed, or once if it is not
+/// random.
+fn workloads(
+    flags: &PlanFlags,
+    machine: &Machine<'_>,
+) -> Result<(Vec<String>, Vec<Counted>), Problem> {
     let of = &flags.serving.workload;
     let with = |seed: u64| read(&flags.name, of, seed, machine);
-    let first = with(of.seed)?;
-    let more = if first.is_random && flags.name != "-" { flags.seeds } else { 1 };
-    let others = (1..more).map(|more| with(of.seed.wrapping_add(more)));
-    std::iter::once(Ok(first)).chain(others).collect()
+    let Workload { setting, counted, is_random } = with(of.seed)?;
+    let more = if is_random && flags.name != "-" { flags.seeds } else { 1 };
+    let others = (1..more).map(|more| Ok(with(of.seed.wrapping_add(more))?.counted));
+    let all: Result<_, Problem> = std::iter::once(Ok(counted)).chain(others).collect();
+    Ok((setting, all?))
 }

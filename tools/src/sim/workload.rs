@@ -85,8 +85,8 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 /// Requests and their description.
 #[derive(Debug)]
 pub(crate) struct Workload {
-    /// Requests in order of arrival.
-    pub(crate) requests: Vec<Request>,
+    /// Requests in order of arrival, of which those after `--warm-up` count.
+    pub(crate) counted: Counted,
     /// Origin of the requests, in words.
     pub(crate) setting: Vec<String>,
     /// True if another seed gives other requests.
@@ -101,61 +101,51 @@ impl Workload {
         seed: u64,
         block_tokens: u32,
     ) -> Result<Self, Problem> {
-        let mut workload = match ripieno_sim::Workload::named(name) {
-            Some(known) => {
-                let (count, rate) =
-                    (flags.requests.unwrap_or(4000), flags.rate.unwrap_or(known.rate));
-                let requests = known.requests(count, rate, block_tokens, seed);
-                Self { requests, setting: vec![format!("{name}: {}", known.text)], is_random: true }
-            }
-            None => from_trace(Path::new(name), flags, seed, block_tokens)?,
-        };
-        workload.requests.truncate(flags.requests.unwrap_or(usize::MAX));
-        workload.measure();
+        let (mut requests, mut setting, mut is_random);
+        if let Some(known) = ripieno_sim::Workload::named(name) {
+            let (count, rate) = (flags.requests.unwrap_or(4000), flags.rate.unwrap_or(known.rate));
+            requests = known.requests(count, rate, block_tokens, seed);
+            (setting, is_random) = (vec![format!("{name}: {}", known.text)], true);
+        } else {
+            (requests, setting, is_random) =
+                from_trace(Path::new(name), flags, seed, block_tokens)?;
+        }
+        requests.truncate(flags.requests.unwrap_or(usize::MAX));
+        setting.push(measured(&requests));
         if let Some(percent) = flags.abort {
             let within = Duration::from_secs_f64(flags.abort_within);
-            abort(&mut workload.requests, percent / 100.0, within, seed);
-            workload.is_random = true;
-            workload.setting.push(format!(
+            abort(&mut requests, percent / 100.0, within, seed);
+            is_random = true;
+            setting.push(format!(
                 "{percent} % of the clients go away, each at a moment of its own within {} s after \
                  its request came; TTFT, latency, hits, throughput and cost are those of the \
                  others",
                 flags.abort_within
             ));
         }
-        Ok(workload)
-    }
-
-    /// Returns the requests, of which those after `--warm-up` count.
-    pub(crate) fn counted(self, flags: &WorkloadFlags) -> Result<Counted, Problem> {
         let warm_up = Duration::from_secs_f64(flags.warm_up.unwrap_or(0.0));
-        let last = self.requests.last().map_or(Duration::ZERO, |last| last.arrival);
-        if last < warm_up {
-            let what = format!(
-                "--warm-up {}: the last request comes after {:.0} s",
-                warm_up.as_secs_f64(),
-                last.as_secs_f64()
-            );
+        let last = requests.last().map_or(Duration::ZERO, |last| last.arrival).as_secs_f64();
+        if last < warm_up.as_secs_f64() {
+            let warm_up = warm_up.as_secs_f64();
+            let what = format!("--warm-up {warm_up}: the last request comes after {last:.0} s");
             return Err(Problem::new(what, "leave requests to count"));
         }
-        Ok(Counted::new(self.requests, warm_up))
+        Ok(Self { counted: Counted::new(requests, warm_up), setting, is_random })
     }
+}
 
-    /// Describes the number of requests, their rate and their lengths.
-    fn measure(&mut self) {
-        let count = self.requests.len() as f64;
-        let mean = |of: fn(&Request) -> u32| {
-            self.requests.iter().map(|it| f64::from(of(it))).sum::<f64>() / count
-        };
-        let rate = rate(&self.requests);
-        self.setting.push(format!(
-            "{} requests, {}; {:.0} tokens of prompt and {:.0} of output in the mean",
-            self.requests.len(),
-            rate.map_or("all at once".to_owned(), |rate| format!("{rate:.2} a second")),
-            mean(|it| it.input),
-            mean(|it| it.output)
-        ));
-    }
+/// Describes the number of requests, their rate and their lengths.
+fn measured(requests: &[Request]) -> String {
+    let count = requests.len() as f64;
+    let mean =
+        |of: fn(&Request) -> u32| requests.iter().map(|it| f64::from(of(it))).sum::<f64>() / count;
+    format!(
+        "{} requests, {}; {:.0} tokens of prompt and {:.0} of output in the mean",
+        requests.len(),
+        rate(requests).map_or("all at once".to_owned(), |rate| format!("{rate:.2} a second")),
+        mean(|it| it.input),
+        mean(|it| it.output)
+    )
 }
 
 /// Returns the requests a second, by the intervals between them; `None` if all arrive together.
@@ -180,12 +170,13 @@ fn rounding(requests: &[Request]) -> Duration {
     if is_rounded { common } else { Duration::ZERO }
 }
 
+/// Returns the requests of a trace, their description, and whether they are random.
 fn from_trace(
     path: &Path,
     flags: &WorkloadFlags,
     seed: u64,
     block_tokens: u32,
-) -> Result<Workload, Problem> {
+) -> Result<(Vec<Request>, Vec<String>, bool), Problem> {
     let read = trace::read(path, flags.requests)?;
     let ids: usize = read.iter().map(|request| request.hash_ids.len()).sum();
     let names = ids as u64 * u64::from(TRACE_BLOCK_TOKENS / block_tokens) * size_of::<u64>() as u64;
@@ -230,7 +221,7 @@ fn from_trace(
              {recorded:.2} requests a second (--rate {wanted})"
         ));
     }
-    Ok(Workload { requests, setting, is_random: most > Duration::ZERO })
+    Ok((requests, setting, most > Duration::ZERO))
 }
 
 /// Returns names for the full blocks of a prompt: equal only if all blocks before are equal, too.

@@ -19,18 +19,10 @@ pub(super) struct Hbm {
 pub(super) struct Blocks {
     /// Their keys, including those of the output so far.
     keys: Vec<BlockKey>,
-    /// The prompt's blocks.
-    prompt: Option<Prompt>,
-    /// Blocks of the output, added later.
-    grown: Vec<ReferenceId>,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Prompt {
-    /// Being computed.
-    Computing(WriteId),
-    /// Complete, and visible to other requests.
-    Held(ReferenceId),
+    /// The prompt's, while they are computed.
+    computing: Option<WriteId>,
+    /// Those that are complete: the prompt's, visible to other requests, and of the output.
+    held: Vec<ReferenceId>,
 }
 
 /// Returns a name for a block that no other request has.
@@ -73,7 +65,7 @@ impl Hbm {
             index.abort(write);
             return None;
         }
-        let blocks = Blocks { keys, prompt: Some(Prompt::Computing(write)), grown: Vec::new() };
+        let blocks = Blocks { keys, computing: Some(write), held: Vec::new() };
         Some((blocks, cached as u32 * self.block_tokens))
     }
 
@@ -89,28 +81,24 @@ impl Hbm {
             return false;
         }
         index.commit(write);
-        blocks.grown.push(index.hold(&names));
+        blocks.held.push(index.hold(&names));
         blocks.keys.extend(names);
         true
     }
 
     /// Makes a computed prompt's blocks visible.
     pub(super) fn computed(&mut self, blocks: &mut Blocks) {
-        if let (Some(index), Some(Prompt::Computing(write))) = (&mut self.index, blocks.prompt) {
+        if let (Some(index), Some(write)) = (&mut self.index, blocks.computing.take()) {
             index.commit(write);
-            blocks.prompt = Some(Prompt::Held(index.hold(&blocks.keys)));
+            blocks.held.push(index.hold(&blocks.keys));
         }
     }
 
     /// Unpins a request's blocks.
     pub(super) fn end(&mut self, blocks: Blocks) {
         let Some(index) = &mut self.index else { return };
-        match blocks.prompt {
-            Some(Prompt::Computing(write)) => index.abort(write),
-            Some(Prompt::Held(held)) => index.release(held),
-            None => {}
-        }
-        blocks.grown.into_iter().for_each(|held| index.release(held));
+        blocks.computing.into_iter().for_each(|write| index.abort(write));
+        blocks.held.into_iter().for_each(|held| index.release(held));
         if !self.keeps {
             index.remove(&blocks.keys);
         }

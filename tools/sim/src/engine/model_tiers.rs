@@ -413,10 +413,8 @@ impl Tiers for ModelTiers {
         Ok(stores.iter().map(|stores| self.store(*stores, layer)).sum())
     }
 
-    /// Such a step stands for several: the scheduler learns nothing from it.
-    fn computed_at_once(&mut self, _step: StepId, _first: Duration) {}
-
-    fn step_ends(&mut self, step: StepId, took: Duration) {
+    /// A step that is computed at once stands for several: the scheduler learns nothing from it.
+    fn step_ends(&mut self, step: StepId, took: Duration, _first: Option<Duration>) {
         self.links().for_each(|it| it.scheduler.step_ends(step));
         if let Some(host) = &mut self.host {
             host.iteration(took);

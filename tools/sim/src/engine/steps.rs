@@ -190,8 +190,6 @@ impl<T: Tiers> Engine<'_, T> {
             if step.layer < self.setup.model.layers {
                 return Ok(());
             }
-        } else if let Some(tiers) = &mut self.tiers {
-            tiers.computed_at_once(step.id, step.began + step.took);
         }
         if let Some(step) = self.step.take() {
             self.step_ends(&step);
@@ -201,7 +199,8 @@ impl<T: Tiers> Engine<'_, T> {
 
     fn step_ends(&mut self, step: &Step<T::Store>) {
         if let Some(tiers) = &mut self.tiers {
-            tiers.step_ends(step.id, (self.now - step.began) / step.times);
+            let first = (!step.is_layered()).then_some(step.began + step.took);
+            tiers.step_ends(step.id, (self.now - step.began) / step.times, first);
         }
         for (at, tokens) in &step.parts {
             let active = &mut self.active[*at];

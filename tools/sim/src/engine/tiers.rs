@@ -160,12 +160,9 @@ pub trait Tiers {
         stores: &[Self::Store],
     ) -> Result<u64, Self::Error>;
 
-    /// Records that a step without loads and stores was computed at once; its first layer ended at
-    /// the time `first`.
-    fn computed_at_once(&mut self, step: StepId, first: Duration);
-
-    /// Records that a step ends which took so long.
-    fn step_ends(&mut self, step: StepId, took: Duration);
+    /// Records that a step ends which took so long. One without loads and stores is computed at
+    /// once: its first layer ended at the time `first`.
+    fn step_ends(&mut self, step: StepId, took: Duration, first: Option<Duration>);
 
     /// Returns the transfers that have ended.
     fn ended(&mut self) -> Result<Vec<Ended>, Self::Error>;

@@ -31,7 +31,7 @@ fn line(time: u64, input: u64, ids: &str) -> String {
 fn blocks_are_equal_where_all_before_them_are() {
     let text =
         [line(0, 1100, "[1, 2, 3]"), line(500, 1100, "[1, 2, 4]"), line(1000, 1100, "[5, 2, 3]")];
-    let requests = read(&text.concat(), None).unwrap().requests;
+    let requests = read(&text.concat(), None).unwrap().counted.requests;
     let [first, second, third] = &requests[..] else { panic!("{requests:?}") };
     // 1,100 tokens are 17 full blocks, of which 16 are in the first two trace blocks.
     assert_eq!(first.blocks.len(), 17);
@@ -45,9 +45,12 @@ fn a_rate_stretches_the_times_and_says_so() {
     let text = [line(2000, 70, "[1]"), line(0, 80, "[2]"), line(1000, 90, "[3]")].concat();
     let recorded = read(&text, None).unwrap();
     // They are sorted by arrival.
-    assert_eq!(recorded.requests.iter().map(|it| it.input).collect::<Vec<_>>(), [80, 90, 70]);
+    assert_eq!(
+        recorded.counted.requests.iter().map(|it| it.input).collect::<Vec<_>>(),
+        [80, 90, 70]
+    );
     let slower = read(&text, Some(0.5)).unwrap();
-    assert_eq!(slower.requests[2].arrival, Duration::from_secs(4));
+    assert_eq!(slower.counted.requests[2].arrival, Duration::from_secs(4));
     assert!(slower.setting[1].contains("2.000 times"), "{:?}", slower.setting);
     let at_once = read(&line(7, 70, "[1]"), Some(1.0)).unwrap_err().to_string();
     assert!(at_once.contains("come at once"), "{at_once}");
@@ -74,14 +77,14 @@ fn a_rate_is_that_of_the_intervals() {
     }
     let text = line(0, 70, "[1]") + &line(1000, 70, "[2]") + &line(2000, 70, "[3]");
     let faster = read(&text, Some(2.0)).unwrap();
-    assert_eq!(faster.requests[2].arrival, Duration::from_secs(1));
+    assert_eq!(faster.counted.requests[2].arrival, Duration::from_secs(1));
 }
 
 #[test]
 fn names_are_workloads() {
     for name in names() {
         let workload = Workload::read(name, &flags(Some(2.0)), 1, 64).unwrap();
-        let found = rate(&workload.requests).unwrap();
+        let found = rate(&workload.counted.requests).unwrap();
         // Conversations have only their first turns at the beginning.
         let least = if name == "chat" { 1.4 } else { 1.8 };
         assert!((least..2.2).contains(&found), "{name}: {found}");
@@ -95,7 +98,7 @@ fn rounded_times_are_spread_and_others_are_not() {
     assert!(spread.is_random);
     assert!(spread.setting[1].contains("up to 3 s of the trace later"), "{:?}", spread.setting);
     let is_rounded = |it: &&Request| it.arrival.subsec_nanos() == 0;
-    assert!(spread.requests.iter().filter(is_rounded).count() < 3);
+    assert!(spread.counted.requests.iter().filter(is_rounded).count() < 3);
     // As the clock of Mooncake's trace: 2999, 5999, 8999, ...
     let off: String =
         (0..40).map(|at| line((at / 4 * 3000_u64).saturating_sub(1), 70, "[1]")).collect();
@@ -103,5 +106,5 @@ fn rounded_times_are_spread_and_others_are_not() {
     assert!(spread.setting[1].contains("up to 3 s of the trace later"), "{:?}", spread.setting);
     let exact = read(&lines(250), None).unwrap();
     assert!(!exact.is_random && exact.setting[1].contains("40 requests"), "{:?}", exact.setting);
-    assert_eq!(exact.requests[39].arrival, Duration::from_millis(2250));
+    assert_eq!(exact.counted.requests[39].arrival, Duration::from_millis(2250));
 }
