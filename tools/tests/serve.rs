@@ -208,7 +208,7 @@ fn a_configuration_is_read_again_and_a_port_has_a_token() {
     let wanted = "stored of user 1001 is 1024 bytes, and a block of this store takes";
     assert!(text(&refused.stderr).contains(wanted), "{}", text(&refused.stderr));
     drop(server);
-    let output = ripieno(&["serve", &config]).output().unwrap();
+    let output = ripieno(&["serve", "--config", &config]).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains(wanted), "{}", text(&output.stderr));
     fs::write(&config, small.replace("1KiB", "0")).unwrap();
