@@ -165,8 +165,7 @@ fn a_page_has_the_table_and_plots() {
     let raw = "raw --size 8MiB --rw randread,randwrite --bs 4k --runtime 0.1 --ramp 0";
     let found = page_of(&format!("{raw} --iodepth 1,4"));
     assert_eq!(found.matches("<svg").count(), 3, "IOPS, bandwidth, latency");
-    for part in
-        ["by depth of a queue", "randread, size 4 KiB", ">p99.9</th>", "checked: commands"]
+    for part in ["by depth of a queue", "randread, size 4 KiB", ">p99.9</th>", "checked: commands"]
     {
         assert!(found.contains(part), "{part}: {found}");
     }
