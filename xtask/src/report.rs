@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::process::ExitCode;
-use std::thread::{self, ScopedJoinHandle};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -26,13 +27,7 @@ pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
         .map_or_else(String::new, |free| format!("; {} GiB of the disk are free", free >> 30));
     eprintln!("what the steps need was looked for in {}{free}", clock(start.elapsed()));
     let steps: Vec<Step> = steps.into_iter().map(|step| step.without(&lacking)).collect();
-    let done = thread::scope(|scope| {
-        // With `fail_fast` nothing is begun that an earlier step may make useless.
-        let is_aside = |step: &Step| step.is_aside && !args.fail_fast;
-        let aside = |step| is_aside(step).then(|| scope.spawn(move || run_aside(step, deadline)));
-        let asides: Vec<_> = steps.iter().map(aside).collect();
-        run_in_order(&steps, asides, deadline, args.fail_fast)
-    });
+    let done = run_steps(&steps, deadline, args.fail_fast);
     let not_run = count - done.len();
     eprint!("{}", table(&done, not_run, start.elapsed()));
     let total = total(done.iter().map(|(_, outcome)| outcome));
@@ -41,19 +36,41 @@ pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
 }
 
 /// A step that runs aside: its outcome, and all that it printed.
-type Aside<'a> = ScopedJoinHandle<'a, Result<(Outcome, Vec<u8>)>>;
+type Aside = Receiver<Result<(Outcome, Vec<u8>)>>;
+
+/// Runs steps one after the other, and those that run aside in the same way beside them.
+fn run_steps(steps: &[Step], deadline: Deadline, fail_fast: bool) -> Vec<(&Step, Outcome)> {
+    let (mut lane, mut asides) = (Vec::new(), Vec::new());
+    for step in steps {
+        // With `fail_fast` nothing is begun that an earlier step may make useless.
+        asides.push((step.is_aside && !fail_fast).then(|| {
+            let (tell, told) = channel();
+            lane.push((step, tell));
+            told
+        }));
+    }
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for (step, tell) in lane {
+                // Nobody listens after a panic.
+                let _ = tell.send(run_aside(step, deadline));
+            }
+        });
+        run_in_order(steps, asides, deadline, fail_fast)
+    })
+}
 
 /// Runs steps, or waits for those that run aside, and shows them in order.
-fn run_in_order<'a>(
-    steps: &'a [Step],
-    asides: Vec<Option<Aside<'_>>>,
+fn run_in_order(
+    steps: &[Step],
+    asides: Vec<Option<Aside>>,
     deadline: Deadline,
     fail_fast: bool,
-) -> Vec<(&'a Step, Outcome)> {
+) -> Vec<(&Step, Outcome)> {
     let mut done = Vec::with_capacity(steps.len());
     for (index, (step, aside)) in steps.iter().zip(asides).enumerate() {
         eprintln!("\n==> [{}/{}] {}\n    $ {step}", index + 1, steps.len(), step.name);
-        let mut outcome = match aside.map(|aside| aside.join().expect("it does not panic")) {
+        let mut outcome = match aside.map(|aside| aside.recv().expect("it does not panic")) {
             Some(Ok((outcome, output))) => {
                 // Nobody reads it: then there is nobody to tell either.
                 let _ = io::stdout().write_all(&output);

@@ -64,3 +64,22 @@ fn a_step_aside_is_run_once_and_has_its_output_and_counts() {
     let output = String::from_utf8(output).unwrap();
     assert!(output.contains("3 passed") && output.contains("an error"), "{output}");
 }
+
+#[test]
+fn steps_aside_run_one_after_the_other_beside_the_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = folder.path().join("made");
+    let made = made.to_str().unwrap();
+    let step = |name: &str, line: &str| Step::new(name, "sh").args(["-c", line, "sh", made]);
+    // The second one aside would fail before the first one's end, and the last one waits for both.
+    let wait = "until [ -e \"$1.both\" ]; do sleep 0.01; done";
+    let steps = [
+        step("main", wait),
+        step("one", "sleep 0.1; touch \"$1\"").aside(),
+        step("other", "[ -e \"$1\" ] && touch \"$1.both\"").aside(),
+    ];
+    let done = run_steps(&steps, Deadline::never(), false);
+    let names: Vec<&str> = done.iter().map(|(step, _)| &*step.name).collect();
+    assert_eq!(names, ["main", "one", "other"]);
+    assert!(done.iter().all(|(_, outcome)| outcome.verdict == Verdict::Ok), "{done:?}");
+}
