@@ -20,6 +20,8 @@ use stack::{READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
 const MIB: u64 = 1 << 20;
+/// Time after which a command hangs, on any machine: beside four busy loops a write took 5 s.
+const WATCHDOG: Nanos = Nanos::from_millis(600_000);
 
 /// A store in a directory, and the controllers for fault injection. Dropped in this order.
 struct Open {
@@ -30,7 +32,11 @@ struct Open {
 
 impl Open {
     /// Opens the store; formats the store directory's devices first if `format` is given.
-    fn new(mut store_dir: StoreDir, format: Option<&Format>) -> Result<Self, StoreError> {
+    fn new(
+        mut store_dir: StoreDir,
+        format: Option<&Format>,
+        command_timeout: Nanos,
+    ) -> Result<Self, StoreError> {
         let domain = EmuDomain::new("store");
         let drives = Drives::threaded(domain.clone(), store_dir.controllers().unwrap().0);
         let (clock, controllers) =
@@ -51,8 +57,7 @@ impl Open {
             gpu: None,
             options: StoreOptions {
                 policy: PolicyKind::Lru,
-                // A device that disappears is waited for as long.
-                command_timeout: Nanos::from_millis(5_000),
+                command_timeout,
                 ..StoreOptions::default()
             },
         })?;
@@ -63,6 +68,10 @@ impl Open {
     }
 
     fn made(dir: &Path, files: Option<u64>) -> Self {
+        Self::made_with(dir, files, WATCHDOG)
+    }
+
+    fn made_with(dir: &Path, files: Option<u64>, command_timeout: Nanos) -> Self {
         let media = StoreDirMedia::Files { count: 2, bytes: 32 * MIB };
         let id = OsRng.try_next_u64().unwrap();
         let store_dir =
@@ -71,11 +80,11 @@ impl Open {
         OsRng.try_fill_bytes(&mut store).unwrap();
         let capacity_bytes = files.map(|files| files * SHAPE.block_bytes());
         let format = Format { capacity_bytes, ..Format::new(StoreId(store), SHAPE) };
-        Self::new(store_dir, Some(&format)).unwrap()
+        Self::new(store_dir, Some(&format), command_timeout).unwrap()
     }
 
     fn again(dir: &Path) -> Self {
-        Self::new(StoreDir::open(dir).unwrap(), None).unwrap()
+        Self::new(StoreDir::open(dir).unwrap(), None, WATCHDOG).unwrap()
     }
 
     /// Makes the second device fail like this, in the data area.
@@ -129,7 +138,8 @@ fn a_device_that_fails_in_the_middle_gives_misses_and_says_so() {
 #[test]
 fn a_device_that_disappears_ends_the_store_and_takes_nothing_with_it() {
     let place = tempfile::tempdir().unwrap();
-    let mut open = Open::made(place.path(), None);
+    // As long as a device that has disappeared is waited for.
+    let mut open = Open::made_with(place.path(), None, Nanos::from_millis(20_000));
     let (a, b) = (keys(0..10), keys(20..24));
     assert_eq!(open.stack.put(&a, 0), 10);
     let save = open.stack.begin(&b, 20);
