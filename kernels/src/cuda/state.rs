@@ -23,8 +23,8 @@ use super::{
     memory::{DeviceMemory, PinnedMemory},
 };
 
-/// Timeout of one copy. It is at most some megabytes, which a healthy GPU copies much faster.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of one copy of at most some megabytes: a host with busy processors is slow to look.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Memory of the GPU, and the host's image of it.
 pub(super) struct State {

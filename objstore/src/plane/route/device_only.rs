@@ -11,7 +11,7 @@ use nvme_driver::{
 use crate::{config::StoreGpu, registration::KvPool};
 
 /// Time limit of a copy. In wall-clock time: a GPU has no simulated one.
-const COPY_TIMEOUT: Nanos = Nanos::from_millis(2_000);
+const COPY_TIMEOUT: Nanos = Nanos::from_millis(10_000);
 
 /// The memory of a pool, and a bounce buffer in this process.
 pub(in crate::plane) struct DeviceOnlyMemory<'a> {

@@ -19,7 +19,7 @@ use crate::{
 
 /// Time limit for the copies of one step. Always in real time, because a GPU does not follow a
 /// virtual clock.
-const COPY_TIMEOUT: Nanos = Nanos::from_millis(2_000);
+const COPY_TIMEOUT: Nanos = Nanos::from_millis(10_000);
 
 /// Tests whether data gets from `memory` to the drive and back. A pattern is put into the memory,
 /// written to the namespace at `lba` and compared with the result of the driver's own read; then
