@@ -51,6 +51,8 @@ pub(super) fn command(files: &[String], load: &Load, flags: &RawFlags) -> Vec<St
     line += &flags.size.map(|bytes| format!(" --size={bytes}")).unwrap_or_default();
     let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
     for (at, file) in files.iter().enumerate() {
+        // fio takes /dev/disk/by-path/pci-0000:65:00.0-nvme-1 for three files.
+        let file = file.replace(':', "\\:");
         words.extend([format!("--name=device{at}"), format!("--filename={file}")]);
     }
     words
@@ -128,4 +130,26 @@ pub(super) fn median(mut turns: Vec<Row>) -> Option<Row> {
     let bad = turns.iter().position(|row| !row.is_good());
     let at = bad.unwrap_or(turns.len() / 2);
     (at < turns.len()).then(|| turns.swap_remove(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::super::{Pattern, Rw};
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: RawFlags,
+    }
+
+    #[test]
+    fn a_path_with_colons_is_one_file() {
+        let flags = Line::parse_from(["raw"]).flags;
+        let load = Load { rw: Rw { pattern: Pattern::Read, mix: 50 }, bytes: 4096, depth: 1 };
+        let words = command(&["/dev/disk/by-path/pci-0000:65".to_owned()], &load, &flags);
+        assert_eq!(words.last().unwrap(), r"--filename=/dev/disk/by-path/pci-0000\:65");
+    }
 }
