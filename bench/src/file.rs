@@ -6,11 +6,11 @@ mod ours;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use ripieno::fio::version;
 use ripieno_stack::Executor;
 use tempfile::TempDir;
 
-pub use self::fio::Missing;
-use self::{fio::Setting, ours::Ours};
+use self::ours::Ours;
 use crate::{
     report::{Aim, Ratio, Report},
     sample::{Samples, Sides},
@@ -103,10 +103,10 @@ impl Side {
 /// Measures everything.
 ///
 /// # Errors
-/// Returns [`Missing`] without fio, and an error if a part of the stack fails.
+/// Returns [`ripieno::fio::Missing`] without fio, and an error if a part of the stack fails.
 pub fn run(args: &FileArgs) -> Result<Report> {
     let mut report = Report::new("file");
-    report.notes.push(format!("against {}, io_uring, O_DIRECT", fio::version()?));
+    report.notes.push(format!("against {}, io_uring, O_DIRECT", version()?));
     report.notes.push(format!(
         "depth {}, devices and jobs: {}, {} MiB a turn, {} turns of each side, in {}",
         args.depth,
@@ -161,15 +161,15 @@ fn measure(
     let mut without = store("without", false, Executor::File)?;
     let mut by_controllers = store("controllers", true, Executor::Host)?;
     // The first pass creates the files and writes all of them.
-    fio::pass(folder, &load, Direction::Write, Setting::Tuned)?;
+    fio::pass(folder, &load, Direction::Write, true)?;
     let mut sides = <[Side; SIDES.len()]>::default();
     for round in 0..=args.rounds {
         let passes = [
             with.pass(direction)?,
             without.pass(direction)?,
             by_controllers.pass(direction)?,
-            fio::pass(folder, &load, direction, Setting::Plain)?,
-            fio::pass(folder, &load, direction, Setting::Tuned)?,
+            fio::pass(folder, &load, direction, false)?,
+            fio::pass(folder, &load, direction, true)?,
         ];
         if round > 0 {
             sides.iter_mut().zip(&passes).for_each(|(side, pass)| side.push(pass));

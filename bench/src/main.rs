@@ -102,7 +102,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            if error.is::<file::Missing>() {
+            if error.is::<ripieno::fio::Missing>() {
                 ExitCode::from(EXIT_MACHINE)
             } else {
                 ExitCode::FAILURE

@@ -37,7 +37,7 @@
 //!   model     shapes of blocks
 //!   manual    manual pages and completion scripts
 //!   outcome   named values of a result: its JSON and its tables
-//!   contents, file, interrupt, machine, problem, progress, size, table, terminal
+//!   contents, file, fio, interrupt, machine, problem, progress, size, table, terminal
 //! ```
 //!
 //! # Invariants
@@ -72,6 +72,7 @@ mod devices;
 mod doctor;
 mod drives;
 mod file;
+pub mod fio;
 mod format;
 mod gpu;
 mod identify;
@@ -107,6 +108,7 @@ mod terminal;
 mod tests;
 mod timing;
 mod top;
-mod trace;
+pub mod trace;
 
 pub use cli::{command, run};
+pub use problem::Problem;

@@ -24,7 +24,7 @@ pub(crate) const EXIT_UNREAD: u8 = 141;
 /// All other errors are an [`anyhow::Error`] and end with [`EXIT_FAILED`].
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub(crate) struct Problem {
+pub struct Problem {
     message: String,
     hint: String,
 }

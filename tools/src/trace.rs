@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nvme_driver::remedy;
 use ripieno_stack::open_file;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::model::TRACE_BLOCK_TOKENS;
@@ -39,15 +40,15 @@ const FORMAT: &str = "each line must be one JSON object such as \
 
 /// One request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Request {
+pub struct Request {
     /// Arrival after the first one of the trace, whose clock may begin at any time.
-    pub(crate) arrival: Duration,
+    pub arrival: Duration,
     /// Tokens of the prompt.
-    pub(crate) input_tokens: u64,
+    pub input_tokens: u64,
     /// Tokens to generate.
-    pub(crate) output_tokens: u64,
+    pub output_tokens: u64,
     /// One ID per 512 tokens of the prompt. After another prefix, an ID is another block.
-    pub(crate) hash_ids: Vec<u64>,
+    pub hash_ids: Vec<u64>,
 }
 
 /// Reads the first `limit` requests of the trace at `path`, or all. `-` is stdin.
@@ -55,7 +56,7 @@ pub(crate) struct Request {
 /// # Errors
 /// Returns a [`Problem`] if the file cannot be read or holds no request, and for the first invalid
 /// line: the message names file, line and field.
-pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Problem> {
+pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Problem> {
     let unreadable = |error: io::Error| {
         let hint = remedy(&error)
             .unwrap_or("name a file that you may read, or - to read from stdin what a pipe brings");
@@ -174,31 +175,20 @@ fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
         at.problem(&format!("not a JSON object: {text} (column {})", error.column()))
     })?;
     if !value.is_object() {
-        return Err(at.problem(&format!("expected a JSON object, found {}", kind(&value))));
+        return Err(at.problem("expected a JSON object"));
     }
-    let input_tokens = tokens(&value, "input_length", at)?;
-    let output_tokens = tokens(&value, "output_length", at)?;
-    let timestamp = field(&value, "timestamp", at)?;
-    let Some(ms) = timestamp.as_f64().filter(|ms| (0.0..=TIMESTAMP_MAX).contains(ms)) else {
-        let found = kind(timestamp);
+    let [input_tokens, output_tokens] =
+        ["input_length", "output_length"].map(|name| tokens(&value, name, at));
+    let (input_tokens, output_tokens) = (input_tokens?, output_tokens?);
+    let ms: f64 = field(&value, "timestamp", at)?;
+    if !(0.0..=TIMESTAMP_MAX).contains(&ms) {
         return Err(at.problem(&format!(
-            "field `timestamp`: expected milliseconds, from 0 to {TIMESTAMP_MAX:e}, found {found}"
+            "field `timestamp`: expected milliseconds, from 0 to {TIMESTAMP_MAX:e}, found {ms}"
         )));
-    };
+    }
     let arrival = Duration::from_secs_f64(ms / 1e3);
-    let ids = field(&value, "hash_ids", at)?;
-    let Some(ids) = ids.as_array() else {
-        return Err(at.problem(&format!(
-            "field `hash_ids`: expected a list of block ids, found {}",
-            kind(ids)
-        )));
-    };
-    check_blocks(ids.len() as u64, input_tokens, at)?;
-    let hash_ids = ids
-        .iter()
-        .enumerate()
-        .map(|(index, id)| whole(id, &format!("hash_ids[{index}]"), at))
-        .collect::<Result<_, _>>()?;
+    let hash_ids: Vec<u64> = field(&value, "hash_ids", at)?;
+    check_blocks(hash_ids.len() as u64, input_tokens, at)?;
     Ok(Request { arrival, input_tokens, output_tokens, hash_ids })
 }
 
@@ -229,49 +219,28 @@ fn check_blocks(ids: u64, input_tokens: u64, at: &Place) -> Result<(), Problem> 
     Err(Problem::new(what, hint))
 }
 
-fn field<'a>(value: &'a Value, name: &str, at: &Place) -> Result<&'a Value, Problem> {
-    value.get(name).ok_or_else(|| {
+fn field<T: DeserializeOwned>(value: &Value, name: &str, at: &Place) -> Result<T, Problem> {
+    let Some(found) = value.get(name) else {
         let problem = at.problem(&format!("field `{name}` is missing"));
-        match ["session_id", "delay"].iter().find(|name| value.get(name).is_some()) {
+        return Err(match ["session_id", "delay"].iter().find(|name| value.get(name).is_some()) {
             Some(known) => problem.with_hint(format!(
                 "it is a trace of sessions (field `{known}`), whose lines have what each turn \
                  adds; a trace of whole prompts with their times is needed"
             )),
             None => problem,
-        }
-    })
+        });
+    };
+    let read = serde_json::from_value(found.clone());
+    read.map_err(|error| at.problem(&format!("field `{name}`: {error}")))
 }
 
 fn tokens(value: &Value, name: &str, at: &Place) -> Result<u64, Problem> {
-    let tokens = whole(field(value, name, at)?, name, at)?;
+    let tokens = field(value, name, at)?;
     if tokens <= TOKENS_MAX {
         return Ok(tokens);
     }
     let most = grouped(TOKENS_MAX);
     Err(at.problem(&format!("field `{name}`: expected at most {most} tokens, found {tokens}")))
-}
-
-fn whole(value: &Value, name: &str, at: &Place) -> Result<u64, Problem> {
-    value.as_u64().ok_or_else(|| {
-        let found = kind(value);
-        at.problem(&format!("field `{name}`: expected a whole number, zero or more, found {found}"))
-    })
-}
-
-/// Describes a value in words; numbers and short strings are shown.
-fn kind(value: &Value) -> String {
-    match value {
-        Value::Null => "null".to_owned(),
-        Value::Bool(value) => value.to_string(),
-        Value::Number(number) if number.as_i64().is_some_and(|n| n < 0) => {
-            format!("the negative number {number}")
-        }
-        Value::Number(number) => format!("the number {number}"),
-        Value::String(text) if text.len() <= 40 => format!("the string {text:?}"),
-        Value::String(_) => "a string".to_owned(),
-        Value::Array(_) => "a list".to_owned(),
-        Value::Object(_) => "an object".to_owned(),
-    }
 }
 
 #[cfg(test)]

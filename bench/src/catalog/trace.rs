@@ -2,18 +2,11 @@
 
 use std::{collections::HashMap, path::Path};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 use kv_catalog::BlockKey;
-use serde::Deserialize;
 
 /// Tokens per block of the trace.
 pub const BLOCK_TOKENS: u64 = 512;
-
-#[derive(Deserialize)]
-struct Line {
-    input_length: u64,
-    hash_ids: Vec<u64>,
-}
 
 /// All requests, in order.
 pub struct Trace {
@@ -25,30 +18,19 @@ pub struct Trace {
 impl Trace {
     /// Reads a trace. Only full blocks count, as in a store.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("reading the trace {}", path.display()))?;
         // After another prefix, an ID is another block.
         let mut nodes: HashMap<(u32, u64), u32> = HashMap::new();
-        let mut requests = Vec::new();
-        for (number, line) in text.lines().filter(|line| !line.trim().is_empty()).enumerate() {
-            let line: Line = serde_json::from_str(line)
-                .with_context(|| format!("{}, request {number}", path.display()))?;
-            ensure!(
-                line.hash_ids.len() as u64 == line.input_length.div_ceil(BLOCK_TOKENS),
-                "{}, request {number}: {} hash_ids for {} tokens; a block has {BLOCK_TOKENS}",
-                path.display(),
-                line.hash_ids.len(),
-                line.input_length
-            );
-            let whole = (line.input_length / BLOCK_TOKENS) as usize;
+        let blocks = |request: ripieno::trace::Request| {
+            let whole = (request.input_tokens / BLOCK_TOKENS) as usize;
             let mut before = 0;
-            let blocks = line.hash_ids.iter().take(whole).map(|id| {
+            let blocks = request.hash_ids.iter().take(whole).map(|id| {
                 let next = nodes.len() as u32 + 1;
                 before = *nodes.entry((before, *id)).or_insert(next);
                 before
             });
-            requests.push(blocks.collect());
-        }
+            blocks.collect()
+        };
+        let requests = ripieno::trace::read(path, None)?.into_iter().map(blocks).collect();
         Ok(Self { requests, distinct: nodes.len() as u32 })
     }
 

@@ -10,6 +10,7 @@ use anyhow::{Context as _, bail};
 use super::RawFlags;
 use super::load::Load;
 use super::report::Row;
+use crate::fio::{FIO, Missing, Moved, TUNED};
 use crate::interrupt::Interrupt;
 use crate::outcome::Value;
 use crate::problem::Problem;
@@ -21,27 +22,21 @@ const LONG: Duration = Duration::from_secs(120);
 
 /// Returns fio's version; how to install it if this machine has none.
 pub(super) fn version() -> Result<String, Problem> {
-    let why = match Command::new("fio").arg("--version").output() {
-        Ok(output) if output.status.success() => {
-            return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
-        }
-        Ok(output) => format!("it ended with {}", output.status),
-        Err(error) => error.to_string(),
-    };
-    let hint = "install it (Debian: apt-get install -y --no-install-recommends fio)";
-    Err(Problem::new(format!("--against fio: {why}"), hint))
+    crate::fio::version().map_err(|Missing(why)| {
+        let hint = "install it (Debian: apt-get install -y --no-install-recommends fio)";
+        Problem::new(format!("--against fio: {why}"), hint)
+    })
 }
 
 /// Returns the command for a load in `files`, one for each device.
 pub(super) fn command(files: &[String], load: &Load, flags: &RawFlags) -> Vec<String> {
     let [ramp, runtime] = [flags.ramp, flags.runtime].map(|time| time.as_millis());
-    // The most that fio does for its speed, and any place moved again, as ours does. A time with a
-    // point is cut there: 1.5 is 1 s.
+    // Any place is moved again, as ours does. A time with a point is cut there: 1.5 is 1 s.
     let mut line = format!(
-        "fio --output-format=json --name=global --group_reporting --ioengine=io_uring --direct=1 \
-         --registerfiles=1 --fixedbufs=1 --iodepth_batch=32 --iodepth_batch_complete_min=1 \
-         --iodepth_batch_complete_max=64 --norandommap=1 --time_based --runtime={runtime}ms \
-         --ramp_time={ramp}ms --rw={} --rwmixread={} --bs={} --iodepth={} --numjobs={}",
+        "{FIO} --output-format=json --name=global --group_reporting --ioengine=io_uring --direct=1 \
+         {} --norandommap=1 --time_based --runtime={runtime}ms --ramp_time={ramp}ms --rw={} \
+         --rwmixread={} --bs={} --iodepth={} --numjobs={}",
+        TUNED.join(" "),
         load.rw.name(),
         flags.rwmixread,
         load.bytes,
@@ -96,31 +91,15 @@ pub(super) fn measure(
     if !status.success() {
         bail!("fio ended with {status}: {}{}", said.trim(), report.trim());
     }
-    let (iops, cpu_s_gb) = figures(&report).context("reading the report of fio")?;
+    let Moved { bytes, iops, cpu_seconds, .. } =
+        Moved::read(&report).context("reading the report of fio")?;
     let ratio = ours.number("iops").map_or(0.0, |ours| ours / iops);
     ours.figures.extend([
         ("fio_iops", "fio IOPS", Value::Whole(iops)),
         ("against_fio", "x fio", Value::Ratio(ratio)),
-        ("fio_cpu_s_gb", "", Value::Ratio(cpu_s_gb)),
+        ("fio_cpu_s_gb", "", Value::Ratio(cpu_seconds / bytes * 1e9)),
     ]);
     Ok(true)
-}
-
-/// Returns IOPS, and CPU seconds for a GB, of a report of fio 3.
-fn figures(report: &str) -> anyhow::Result<(f64, f64)> {
-    // Warnings precede the object.
-    let start = report.find('{').context("it is no JSON object")?;
-    let output: serde_json::Value = serde_json::from_str(&report[start..])?;
-    let number = |name: &str| {
-        let found = output.pointer(&format!("/jobs/0/{name}")).and_then(|it| it.as_f64());
-        found.with_context(|| format!("it has no number {name}"))
-    };
-    let bytes = number("read/io_bytes")? + number("write/io_bytes")?;
-    let iops = number("read/iops")? + number("write/iops")?;
-    let error = number("error")?;
-    anyhow::ensure!(error == 0.0 && bytes > 0.0 && iops > 0.0, "error {error}, {bytes} bytes");
-    let percent = number("usr_cpu")? + number("sys_cpu")?;
-    Ok((iops, percent / 100.0 * number("job_runtime")? / 1e3 / bytes * 1e9))
 }
 
 /// Returns the turn of the median ratio, or one that did not pass its checks.

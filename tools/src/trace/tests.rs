@@ -110,17 +110,16 @@ fn what_is_wrong_is_named() {
         ("\"input_length\": 700, ", "", "field `input_length` is missing"),
         ("\"timestamp\": 0, ", "", "field `timestamp` is missing"),
         ("\"output_length\": 5, ", "", "field `output_length` is missing"),
-        ("\"timestamp\": 0", "\"timestamp\": \"now\"", "found the string \"now\""),
+        ("\"timestamp\": 0", "\"timestamp\": \"now\"", "field `timestamp`: invalid type: string \"now\", expected f64"),
         (
             "700",
             "-700",
-            "field `input_length`: expected a whole number, zero or more, found \
-            the negative number -700",
+            "field `input_length`: invalid value: integer `-700`, expected u64",
         ),
-        ("700", "700.5", "found the number 700.5"),
-        ("[0, 1]", "\"0 1\"", "field `hash_ids`: expected a list of block ids, found the"),
-        ("[0, 1]", "[0, -1]", "field `hash_ids[1]`"),
-        ("[0, 1]", "[0, null]", "found null"),
+        ("700", "700.5", "floating point `700.5`, expected u64"),
+        ("[0, 1]", "\"0 1\"", "field `hash_ids`: invalid type: string \"0 1\", expected a sequence"),
+        ("[0, 1]", "[0, -1]", "field `hash_ids`: invalid value: integer `-1`"),
+        ("[0, 1]", "[0, null]", "invalid type: null, expected u64"),
         ("[0, 1]}", "[0, 1]", "not a JSON object: EOF while parsing"),
     ] {
         let bad = GOOD.replace(old, new);
@@ -129,7 +128,7 @@ fn what_is_wrong_is_named() {
         assert!(problem.contains(":2: ") && problem.contains(wanted), "{problem}");
     }
     let problem = read_text("[1]\n", None).unwrap_err().to_string();
-    assert!(problem.ends_with(":1: expected a JSON object, found a list"), "{problem}");
+    assert!(problem.ends_with(":1: expected a JSON object"), "{problem}");
 }
 
 #[test]
