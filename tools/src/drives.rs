@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use objstore::{Overwrite, Store, StoreDevice, StoreError};
-use ripieno_stack::{Gpu, Holds, drive_name};
+use ripieno_stack::{Gpu, Held, drive_name};
 
 use crate::config::StoreArgs;
 use crate::devices::Devices;
@@ -49,17 +49,11 @@ pub(crate) fn claim(
 ) -> anyhow::Result<()> {
     check_room(drives.attached(), bytes_each)?;
     check_unowned(drives.attached())?;
-    if overwrite != Overwrite::Anything {
-        for (drive, found) in drives.holds().map_err(user_error)? {
-            let word = match (found, overwrite) {
-                (Holds::Data, _) => "anything",
-                (Holds::Store, Overwrite::Nothing) => "store",
-                _ => continue,
-            };
-            let message =
-                format!("{drive}: the drive is not empty ({found}), and a replay overwrites it");
-            bail!(Problem::new(message, lose(word)));
-        }
+    if let Some(held) = held(drives, overwrite)?.iter().find(|held| held.loss > overwrite) {
+        let (drive, what) = (drive_name(&held.device), &held.what);
+        let message =
+            format!("{drive}: the drive is not empty ({what}), and a replay overwrites it");
+        bail!(Problem::new(message, lose(held)));
     }
     drives.mark_as_scratch().map_err(user_error)
 }
@@ -78,7 +72,16 @@ pub(crate) fn claim_to_keep(
     Ok(found)
 }
 
-fn lose(word: &str) -> String {
+/// Returns what is on the drives, unless anything may be lost.
+fn held(drives: &ripieno_stack::Devices, overwrite: Overwrite) -> anyhow::Result<Vec<Held>> {
+    match overwrite {
+        Overwrite::Anything => Ok(Vec::new()),
+        _ => Held::on(drives.attached()).map_err(user_error),
+    }
+}
+
+fn lose(held: &Held) -> String {
+    let word = held.overwrite();
     format!("if nothing on it is needed, say --overwrite {word}; it keeps no copy")
 }
 
@@ -105,23 +108,21 @@ fn check_room(drives: &[StoreDevice], bytes_each: u64) -> Result<(), Problem> {
 /// Returns true if the drives hold a store that may not be lost; else they are blank, scratch from
 /// an earlier replay, or may be overwritten.
 fn hold_store(drives: &ripieno_stack::Devices, overwrite: Overwrite) -> anyhow::Result<bool> {
-    if overwrite == Overwrite::Anything {
-        return Ok(false);
-    }
     let mut without = None;
     let mut stores = 0;
-    for (drive, found) in drives.holds().map_err(user_error)? {
-        match found {
-            Holds::Store => stores += 1,
-            Holds::Nothing | Holds::Scratch => without = Some(drive),
-            Holds::Data => {
-                let message = format!("{drive}: the drive is not empty");
-                bail!(Problem::new(message, lose("anything")));
+    for held in held(drives, overwrite)? {
+        let drive = drive_name(&held.device);
+        match held.loss {
+            Overwrite::Store => stores += 1,
+            Overwrite::Nothing => without = Some(drive),
+            Overwrite::Anything => {
+                let message = format!("{drive}: the drive is not empty ({})", held.what);
+                bail!(Problem::new(message, lose(&held)));
             }
         }
     }
     match without {
-        _ if overwrite == Overwrite::Store => Ok(false),
+        _ if overwrite > Overwrite::Nothing => Ok(false),
         Some(drive) if stores > 0 => bail!(Problem::new(
             format!("{drive}: there is no store on it, and on others of the drives is one"),
             "name the drives of one store, or say --overwrite store to make a new one of them all",

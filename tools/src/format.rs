@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use kv_catalog::{CopyFault, FormatError, OnDevice, Superblock, foreign_data};
-use objstore::{Format, KvShape, Medium, Overwrite, Store, StoreError, StoreId};
+use kv_catalog::{FormatError, Superblock};
+use objstore::{Format, KvShape, Overwrite, Store, StoreError, StoreId};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
-use ripieno_stack::{PoolMemory, StoreDir, StoreDirMedia, StoreDirOptions, expand_home};
+use ripieno_stack::{
+    Held, PoolMemory, StoreDir, StoreDirMedia, StoreDirOptions, clear_edges, expand_home,
+};
 
 use crate::devices;
 use crate::interrupt::Interrupt;
@@ -82,17 +84,6 @@ impl Takes for FormatFlags {
     ];
 }
 
-/// Present contents of a device.
-#[derive(Debug)]
-struct Held {
-    device: String,
-    identity: String,
-    bytes: u64,
-    /// Description of the contents.
-    what: String,
-    loss: Overwrite,
-}
-
 /// Formats, or shows what that would do, or undoes it. Returns the exit code.
 pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
     let _interrupt = Interrupt::listen().context("listening for signals")?;
@@ -145,7 +136,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
 
 /// Writes the store after all checks have passed.
 fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Result<Report> {
-    let held = held(offline)?;
+    let held = Held::on(&offline.attached).map_err(user_error)?;
     let superblocks = Store::plan(&offline.attached, format).map_err(refused)?;
     check_room(format, &superblocks)?;
     let mut report = Report::new(&superblocks, held);
@@ -164,7 +155,7 @@ fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Res
         undo::save(&path, format.store, offline).map_err(|error| not_saved(&path, &error))?;
         report.undo_file = Some(path);
     }
-    clear_edges(offline)?;
+    clear_edges(&offline.attached).map_err(user_error)?;
     Store::format(&offline.attached, format).map_err(refused)?;
     Ok(report)
 }
@@ -196,10 +187,8 @@ fn not_saved(path: &Path, error: &anyhow::Error) -> Problem {
 /// Rejects the loss of data that the user did not name.
 fn allow(flags: &FormatFlags, held: &[Held]) -> Result<(), Problem> {
     let allowed = flags.options.config.overwrite.unwrap_or_default();
-    let Some(Held { device, what, loss, .. }) = held.iter().find(|held| held.loss > allowed) else {
-        return Ok(());
-    };
-    let word = if *loss == Overwrite::Store { "store" } else { "anything" };
+    let Some(found) = held.iter().find(|held| held.loss > allowed) else { return Ok(()) };
+    let (Held { device, what, .. }, word) = (found, found.overwrite());
     Err(Problem::new(
         format!("{device}: it holds {what}, and formatting would destroy that"),
         format!("name another device; or say --overwrite {word} if it is not needed"),
@@ -238,77 +227,6 @@ fn new_store_dir(flags: &FormatFlags, format: &Format) -> anyhow::Result<StoreDi
     let count = flags.options.config.files().unwrap_or(devices::EMU_DEFAULT);
     let each = Store::device_bytes(format, count, lba_bytes).map_err(refused)?;
     Ok(keep::in_files(count, each, lba_bytes))
-}
-
-/// Returns the contents of each device, in order.
-fn held(offline: &Offline) -> anyhow::Result<Vec<Held>> {
-    let mut held = Vec::new();
-    for (mut whole, mut store) in offline.namespaces()?.into_iter().zip(offline.media()?) {
-        let (what, loss) = match beside(&mut whole, &store)? {
-            Some(found) => found,
-            None => on(&mut store),
-        };
-        held.push(Held {
-            device: store.io.name().to_owned(),
-            identity: store.identity.to_string(),
-            bytes: store.region.bytes(),
-            what,
-            loss,
-        });
-    }
-    Ok(held)
-}
-
-/// Returns the data on a drive outside the store's region; `None` if there is none of value.
-fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, Overwrite)>> {
-    let [first, last] = edges(whole, store);
-    if first.is_empty() && last.is_empty() {
-        return Ok(None);
-    }
-    let (mut head, mut tail) =
-        (vec![0; (first.end - first.start) as usize], vec![0; (last.end - last.start) as usize]);
-    whole.io.read(first.start, &mut head).context("reading the drive's beginning")?;
-    whole.io.read(last.start, &mut tail).context("reading the drive's end")?;
-    if ripieno_stack::is_scratch(&head) {
-        return Ok(Some(("scratch data of a replay".to_owned(), Overwrite::Nothing)));
-    }
-    // A store of the whole namespace, without edges.
-    let copies = Superblock::read_copies(&mut *whole.io)?;
-    if copies.iter().any(|copy| !matches!(copy, Err(CopyFault::None))) {
-        return Ok(Some(on(whole)));
-    }
-    let found = foreign_data(&head, &tail, whole.region.bytes());
-    Ok(found.map(|found| (found.what.to_owned(), Overwrite::Anything)))
-}
-
-/// Returns the byte ranges of a namespace before and after the store's region.
-fn edges(whole: &Medium, store: &Medium) -> [std::ops::Range<u64>; 2] {
-    let first = store.region.first.0 << store.region.lba_shift;
-    [0..first, first + store.region.bytes()..whole.region.bytes()]
-}
-
-/// Returns the contents of a medium.
-fn on(medium: &mut Medium) -> (String, Overwrite) {
-    match Superblock::read(&mut *medium.io) {
-        Ok(OnDevice::Blank) => ("nothing".to_owned(), Overwrite::Nothing),
-        Ok(OnDevice::Ours(found)) => (format!("store {}", found.store), Overwrite::Store),
-        Ok(OnDevice::Foreign(what)) => (what.to_owned(), Overwrite::Anything),
-        Err(FormatError::Copy { fault, .. }) => {
-            (format!("a store whose superblock cannot be used: {fault}"), Overwrite::Store)
-        }
-        Err(error) => (error.to_string(), Overwrite::Anything),
-    }
-}
-
-/// Clears the data of other formats and of replays outside the stores' regions.
-fn clear_edges(offline: &Offline) -> anyhow::Result<()> {
-    for (mut whole, store) in offline.namespaces()?.into_iter().zip(offline.media()?) {
-        for edge in edges(&whole, &store) {
-            let zeroes = vec![0; (edge.end - edge.start) as usize];
-            whole.io.write(edge.start, &zeroes, true).context("clearing a drive's edges")?;
-        }
-    }
-    Ok(())
 }
 
 fn in_the_way(error: impl std::fmt::Display) -> Problem {

@@ -75,18 +75,6 @@ impl Offline {
         drives::check_unowned(&self.attached)
     }
 
-    /// Returns the whole namespaces that contain the regions.
-    pub(crate) fn namespaces(&self) -> anyhow::Result<Vec<Medium>> {
-        let whole = |device: &StoreDevice| StoreDevice {
-            controller: device.controller.clone(),
-            nsid: device.nsid,
-            region: None,
-            queue_memory: Vec::new(),
-        };
-        let devices: Vec<StoreDevice> = self.attached.iter().map(whole).collect();
-        Ok(Store::media(&devices)?)
-    }
-
     /// Shuts the devices down, and removes a new store directory that got no store. All their
     /// [`Medium`] values must have been dropped.
     pub(crate) fn close(self) -> anyhow::Result<()> {

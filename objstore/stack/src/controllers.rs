@@ -67,7 +67,7 @@ impl Controllers {
     /// Attaches to software controllers.
     ///
     /// # Errors
-    /// Returns [`StackError::Attach`].
+    /// Returns [`StackError::Failed`].
     pub(crate) fn emulated(
         emulation: &Arc<Emulation>,
         clock: &Arc<dyn Clock>,
@@ -75,7 +75,7 @@ impl Controllers {
     ) -> Result<Self, StackError> {
         let attach = |emu: &Arc<Emu>| {
             let attached = Controller::attach(emu.bus(), clock.clone(), options.clone());
-            let failed = |source| StackError::Attach { device: emu.id().to_owned(), source };
+            let failed = |error| StackError::failed(format!("attaching to {}", emu.id()), error);
             attached.map(StoreDevice::new).map_err(failed)
         };
         let devices = emulation.emus.iter().map(attach).collect::<Result<_, _>>()?;
@@ -201,7 +201,7 @@ impl Controllers {
     /// verifies them when it is opened.
     ///
     /// # Errors
-    /// Returns [`StackError::Unfit`], which names the drive, or [`StackError::DriveIo`].
+    /// Returns [`StackError::Unfit`], which names the drive, or [`StackError::Failed`].
     pub(crate) fn prove(&mut self, memory: &Arc<dyn DmaMemory>) -> Result<(), StackError> {
         if self.is_emulated() {
             return Ok(());

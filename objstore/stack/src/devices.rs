@@ -6,19 +6,19 @@ use std::{
 };
 
 use gio_kernels::{Ends, FileExecutor, FileTarget, Reach};
-use kv_catalog::{OnDevice, Superblock};
 use nvme_driver::{Clock, Controller, ControllerOptions, DmaSpace};
 use nvme_emu::{Emu, EmuConfig, SimClock};
-use objstore::{ExecutorFactory, Format, Overwrite, Store, StoreDevice, StoreId};
+use objstore::{ExecutorFactory, Format, Overwrite, Store, StoreDevice};
 
 use crate::{
     chosen::MemoryPlace,
     config::StackConfig,
     controllers::Controllers,
-    drives::{self, Drive, DriveAddress, Holds, drive_name},
+    drives::{self, Drive, DriveAddress, drive_name},
     emulation::{Emulation, Time},
     error::StackError,
     gpu::Gpu,
+    held::{Held, clear_edges},
     store_dir::StoreDir,
 };
 
@@ -141,7 +141,7 @@ impl Devices {
     ///
     /// # Errors
     /// Returns [`StackError::StoreDir`], [`StackError::Drive`] if a drive is not the expected one,
-    /// [`StackError::Unreached`], or the error of making, opening or attaching to a controller.
+    /// [`StackError::Failed`], or the error of making or opening a controller.
     pub fn attach(
         &mut self,
         options: &ControllerOptions,
@@ -276,18 +276,10 @@ impl Devices {
         }
     }
 
-    /// Returns the name of each attached drive, and its contents.
-    ///
-    /// # Errors
-    /// Returns [`StackError::DriveIo`] if a drive fails.
-    pub fn holds(&self) -> Result<Vec<(String, Holds)>, StackError> {
-        self.each(|drive| Ok((drive_name(drive.id()), drives::holds(drive)?)))
-    }
-
     /// Marks attached drives as scratch: from here on, their contents may be lost.
     ///
     /// # Errors
-    /// Returns [`StackError::DriveIo`] if a drive fails.
+    /// Returns [`StackError::Failed`] if a drive fails.
     pub fn mark_as_scratch(&mut self) -> Result<(), StackError> {
         self.each(drives::mark_as_scratch)?;
         if let Location::Drives { is_scratch, .. } = &mut self.location {
@@ -333,11 +325,16 @@ impl Devices {
         if !matches!(self.location, Location::Drives { is_scratch: false, .. }) {
             return Store::format(devices, format).map_err(StackError::of_format);
         }
-        check_vacant(devices, format.overwrite, format.store)?;
+        let is_lost =
+            |held: &Held| held.loss > format.overwrite && held.store != Some(format.store);
+        if let Some(held) = Held::on(devices)?.into_iter().find(is_lost) {
+            let (drive, found) = (drive_name(&held.device), held.what);
+            return Err(StackError::NotEmpty { drive, found });
+        }
         let format = Format { overwrite: Overwrite::Anything, ..format.clone() };
         Store::format(devices, &format).map_err(StackError::of_format)?;
         // Comes last: the mark at the edge allows the contents to be overwritten.
-        devices.iter().try_for_each(|it| drives::clear_edges(&mut it.controller.lock()))
+        clear_edges(devices)
     }
 
     /// Marks the devices as formatted.
@@ -355,7 +352,7 @@ impl Devices {
     /// Shuts attached devices down.
     ///
     /// # Errors
-    /// Returns [`StackError::Shutdown`].
+    /// Returns [`StackError::Failed`].
     pub fn shut_down(&self) -> Result<(), StackError> {
         self.each(shut_down).map(|_| ())
     }
@@ -363,7 +360,8 @@ impl Devices {
 
 pub(crate) fn shut_down(controller: &mut Controller) -> Result<(), StackError> {
     let device = controller.id().to_owned();
-    controller.shutdown().map_err(|source| StackError::Shutdown { device, source })
+    let shut = controller.shutdown();
+    shut.map_err(|error| StackError::failed(format!("shutting {device} down"), error))
 }
 
 /// Returns true if the kernel's driver has the drives.
@@ -371,39 +369,14 @@ fn is_passthrough(drives: &[Drive]) -> bool {
     matches!(drives.first(), Some(Drive { address: DriveAddress::Ng(_), .. }))
 }
 
-/// Refuses to overwrite data on drives.
-fn check_vacant(
-    devices: &[StoreDevice],
-    allowed: Overwrite,
-    ours: StoreId,
-) -> Result<(), StackError> {
-    for (device, mut medium) in devices.iter().zip(Store::media(devices)?) {
-        let (drive, held) = {
-            let controller = &mut *device.controller.lock();
-            (drive_name(controller.id()), drives::holds(controller)?)
-        };
-        let found = match (held, allowed) {
-            (Holds::Nothing | Holds::Scratch, _) | (_, Overwrite::Anything) => continue,
-            (Holds::Store, Overwrite::Store) => continue,
-            (Holds::Data, _) => held.to_string(),
-            (Holds::Store, Overwrite::Nothing) => match Superblock::read(&mut *medium.io) {
-                Ok(OnDevice::Ours(superblock)) if superblock.store == ours => continue,
-                Ok(OnDevice::Ours(superblock)) => format!("store {} is on it", superblock.store),
-                _ => held.to_string(),
-            },
-        };
-        return Err(StackError::NotEmpty { drive, found });
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use nvme_emu::MemoryMedia;
     use nvme_spec::ids::Lba;
-    use objstore::KvShape;
+    use objstore::{KvShape, StoreId};
 
     use super::*;
+    use crate::held::MARK;
 
     const MIB: u64 = 1 << 20;
     const BYTES: u64 = 16 * MIB;
@@ -425,8 +398,8 @@ mod tests {
         Devices::drives(&[]).format(on.attached(), &format)
     }
 
-    fn holds(devices: &Devices) -> Holds {
-        devices.holds().unwrap()[0].1
+    fn loss(devices: &Devices) -> Overwrite {
+        Held::on(devices.attached()).unwrap()[0].loss
     }
 
     #[test]
@@ -440,7 +413,7 @@ mod tests {
         assert_eq!(error.kind(), crate::ErrorKind::Occupied);
         format(&controllers, 2, Overwrite::Store).unwrap();
         format(&controllers, 2, Overwrite::Nothing).unwrap();
-        assert_eq!(holds(&controllers), Holds::Store);
+        assert_eq!(loss(&controllers), Overwrite::Store);
     }
 
     #[test]
@@ -450,19 +423,19 @@ mod tests {
         for allowed in [Overwrite::Nothing, Overwrite::Store] {
             let error = format(&controllers, 1, allowed).unwrap_err();
             assert!(matches!(error, StackError::NotEmpty { .. }), "{error}");
-            assert_eq!(holds(&controllers), Holds::Data);
+            assert_eq!(loss(&controllers), Overwrite::Anything);
         }
         format(&controllers, 1, Overwrite::Anything).unwrap();
-        assert_eq!(holds(&controllers), Holds::Store);
+        assert_eq!(loss(&controllers), Overwrite::Store);
     }
 
     #[test]
     fn what_a_replay_left_may_be_lost() {
         let (media, controllers) = drive();
-        media.poke(0, drives::MARK).unwrap();
+        media.poke(0, MARK).unwrap();
         media.poke(MIB, b"a store that was not kept").unwrap();
         format(&controllers, 1, Overwrite::Nothing).unwrap();
-        assert_eq!(holds(&controllers), Holds::Store);
+        assert_eq!(loss(&controllers), Overwrite::Store);
     }
 
     #[test]
@@ -473,6 +446,6 @@ mod tests {
         scratch.mark_as_scratch().unwrap();
         let format = Format::new(StoreId([1; 16]), SHAPE);
         scratch.format(devices.attached(), &format).unwrap();
-        assert_eq!(holds(&devices), Holds::Scratch);
+        assert_eq!(loss(&devices), Overwrite::Nothing);
     }
 }

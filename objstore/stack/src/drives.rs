@@ -4,7 +4,6 @@
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 use gio_kernels::FileTarget;
-use kv_catalog::{FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, FormatError, OnDevice, foreign_data};
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaSlice, NamespaceInfo, QueueMemory,
     platform::{
@@ -21,6 +20,7 @@ use crate::{
     arena::Arena,
     chosen::MemoryPlace,
     error::StackError,
+    held::MARK,
     store_dir::{StoreDirError, file_target, until_released},
 };
 
@@ -36,9 +36,6 @@ pub struct DriveIdentity {
 /// Bytes kept free at both ends of a namespace: partition tables, file systems and volume managers
 /// keep their signatures there, which tell a drive in use from an empty one.
 const EDGE_BYTES: u64 = 1 << 20;
-/// Written to the first LBA of a drive that a replay used: the next replay may overwrite it.
-pub(crate) const MARK: &[u8] = b"ripieno replay: scratch data, may be overwritten\n";
-
 /// Where a drive is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DriveAddress {
@@ -154,7 +151,7 @@ pub fn vfio_space() -> Result<Arc<VfioSpace>, StackError> {
 /// Opens one drive without writing to it.
 ///
 /// # Errors
-/// Returns [`StackError::Vfio`] or [`StackError::Attach`].
+/// Returns [`StackError::Vfio`] or [`StackError::Failed`].
 pub fn open_drive(
     space: &Arc<VfioSpace>,
     address: PciAddress,
@@ -165,14 +162,14 @@ pub fn open_drive(
     let bus = VfioBus::open(space, address, &BusOptions::default())
         .map_err(|source| StackError::Vfio { what: device(), source })?;
     let attached = Controller::attach(bus, clock.clone(), options);
-    attached.map_err(|source| StackError::Attach { device: device(), source })
+    attached.map_err(|error| StackError::failed(format!("attaching to {}", device()), error))
 }
 
 /// Resets the NVM subsystem of a drive that cannot be opened otherwise; see
 /// [`Controller::reset_subsystem`]. The drive can be opened afterwards.
 ///
 /// # Errors
-/// Returns [`StackError::Vfio`] or [`StackError::Attach`].
+/// Returns [`StackError::Vfio`] or [`StackError::Failed`].
 pub fn reset_subsystem(
     space: &Arc<VfioSpace>,
     address: PciAddress,
@@ -183,7 +180,7 @@ pub fn reset_subsystem(
     let bus = VfioBus::open(space, address, &BusOptions::default())
         .map_err(|source| StackError::Vfio { what: device(), source })?;
     let reset = Controller::reset_subsystem(&*bus, &**clock);
-    reset.map_err(|source| StackError::Attach { device: device(), source })
+    reset.map_err(|error| StackError::failed(format!("resetting {}", device()), error))
 }
 
 /// Drives in the form that a store takes, memory for them, and their address space.
@@ -193,7 +190,7 @@ type Opened = (Vec<StoreDevice>, Option<Peer>, Arc<VfioSpace>);
 /// nothing to them.
 ///
 /// # Errors
-/// Returns [`StackError::Drive`] if one is not the expected one, [`StackError::Unreached`], or an
+/// Returns [`StackError::Drive`] if one is not the expected one, [`StackError::Failed`], or an
 /// error of [`open_drive`] or [`check_drive`].
 pub(crate) fn open(
     expected: &[Drive],
@@ -278,21 +275,7 @@ pub(crate) fn mark_as_scratch(drive: &mut Controller) -> Result<(), StackError> 
     let mut block = vec![0; 1 << space.lba_shift];
     block[..MARK.len()].copy_from_slice(MARK);
     let marked = drive.write(space.nsid, Lba(0), &block, true);
-    marked.map_err(|source| failed("marking a drive as scratch", source))
-}
-
-/// Erases signatures of partition tables, other formats and replays at a drive's edges.
-pub(crate) fn clear_edges(drive: &mut Controller) -> Result<(), StackError> {
-    let space = namespace(drive).clone();
-    for lba in edges(&space) {
-        let cleared = drive.write(space.nsid, lba, &vec![0; EDGE_BYTES as usize], true);
-        cleared.map_err(|source| failed("clearing a drive's edges", source))?;
-    }
-    Ok(())
-}
-
-fn failed(what: &'static str, source: nvme_driver::Error) -> StackError {
-    StackError::DriveIo { what, source }
+    marked.map_err(|error| StackError::failed("marking a drive as scratch", error))
 }
 
 /// Proves that every drive reaches the peer's memory, for every kind of access it will do.
@@ -304,8 +287,9 @@ fn prove_peer(
     for drive in controllers {
         let scratch = DmaSlice::new(bar.memory().clone(), 0, p2p::scratch_bytes(drive))?;
         if let Some(why) = prove_reach(drive, &scratch)? {
-            let (drive, place) = (drive_name(drive.id()), format!("the memory of {place}"));
-            return Err(StackError::Unreached { drive, place, why });
+            let drive = drive_name(drive.id());
+            let what = format!("{drive} does not reach the memory of {place}");
+            return Err(StackError::failed(what, why));
         }
     }
     Ok(())
@@ -315,7 +299,7 @@ fn prove_peer(
 /// of access; `None` if it does. Writes nothing to the drive, and leaves it ready.
 ///
 /// # Errors
-/// Returns [`StackError::DriveIo`] if the drive can no longer be used.
+/// Returns [`StackError::Failed`] if the drive can no longer be used.
 pub fn prove_reach(
     drive: &mut Controller,
     scratch: &DmaSlice,
@@ -330,7 +314,7 @@ pub fn prove_reach(
     };
     if why.is_some() {
         // Commands of the test may still be in flight.
-        drive.reset().map_err(|source| failed("resetting a drive", source))?;
+        drive.reset().map_err(|error| StackError::failed("resetting a drive", error))?;
     }
     Ok(why)
 }
@@ -372,121 +356,9 @@ fn region(space: &NamespaceInfo) -> (Lba, u64) {
     (Lba(edge), space.lbas - 2 * edge)
 }
 
-/// Returns the first LBA of each edge.
-fn edges(space: &NamespaceInfo) -> [Lba; 2] {
-    [Lba(0), Lba(space.lbas - (EDGE_BYTES >> space.lba_shift))]
-}
-
-/// Returns true when a drive that begins with these bytes was used by a replay that kept nothing.
-#[must_use]
-pub fn is_scratch(first: &[u8]) -> bool {
-    first.starts_with(MARK)
-}
-
-/// Contents of a drive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Holds {
-    /// Nothing, wherever stores and other formats have metadata.
-    Nothing,
-    /// Left by a replay that kept nothing.
-    Scratch,
-    /// Data at the offset of a store.
-    Store,
-    /// Other data.
-    Data,
-}
-
-impl fmt::Display for Holds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Nothing => "nothing is on it",
-            Self::Scratch => "a replay used it",
-            Self::Store => "a store is on it",
-            Self::Data => "data is on it",
-        })
-    }
-}
-
-impl Holds {
-    /// Classifies a drive of `bytes` bytes by its two edges, and what is between them.
-    fn of(edges: &[Vec<u8>; 2], bytes: u64, between: &Result<OnDevice, FormatError>) -> Self {
-        let [first, last] = edges;
-        if is_scratch(first) {
-            return Self::Scratch;
-        }
-        if foreign_data(first, last, bytes).is_some() {
-            return Self::Data;
-        }
-        match between {
-            Ok(OnDevice::Blank) => Self::Nothing,
-            Ok(OnDevice::Foreign(_)) => Self::Data,
-            // One that cannot be used is a store, too.
-            Ok(OnDevice::Ours(_)) | Err(_) => Self::Store,
-        }
-    }
-}
-
-/// Returns the contents of a drive.
-///
-/// # Errors
-/// Returns [`StackError::DriveIo`] if the drive fails.
-pub(crate) fn holds(drive: &mut Controller) -> Result<Holds, StackError> {
-    let (space, name) = (namespace(drive).clone(), drive.id().to_owned());
-    let mut read = |lba: Lba, bytes: u64| {
-        let mut found = vec![0; bytes as usize];
-        let read = drive.read(space.nsid, lba, &mut found);
-        read.map_err(|source| failed("checking whether a drive is empty", source)).map(|()| found)
-    };
-    let [first, last] = edges(&space);
-    let edges = [read(first, EDGE_BYTES)?, read(last, EDGE_BYTES)?];
-    let (first, lbas) = region(&space);
-    let bytes = lbas << space.lba_shift;
-    let head = read(first, FORMAT_HEAD_BYTES.min(bytes))?;
-    let tail_bytes = FORMAT_TAIL_BYTES.min(bytes - head.len() as u64);
-    let tail = match tail_bytes >> space.lba_shift {
-        0 => Vec::new(),
-        tail_lbas => read(Lba(last.0 - tail_lbas), tail_bytes)?,
-    };
-    let between = OnDevice::of(&name, &head, &tail, bytes);
-    Ok(Holds::of(&edges, space.lbas << space.lba_shift, &between))
-}
-
 #[cfg(test)]
 mod tests {
-    use kv_catalog::CopyFault;
-
     use super::*;
-
-    #[test]
-    fn what_a_drive_holds_is_told_by_all_that_a_store_would_clear() {
-        let bytes = 16 * EDGE_BYTES;
-        let edge = |at: usize, text: &[u8]| {
-            let mut bytes = vec![0; EDGE_BYTES as usize];
-            bytes[at..at + text.len()].copy_from_slice(text);
-            bytes
-        };
-        let (blank, used, mark) = (edge(0, b""), edge(9, b"data"), edge(0, MARK));
-        let (raid, erased) =
-            (edge(at_end(1024), b"Intel Raid ISM Cfg Sig. "), vec![0xff; used.len()]);
-        let (nothing, data) = (OnDevice::Blank, OnDevice::Foreign("data"));
-        let fault = CopyFault::Checksum;
-        let damaged = Err(FormatError::Copy { device: "drive".to_owned(), fault });
-        let (nothing, data) = (Ok(nothing), Ok(data));
-        for (first, last, between, wanted) in [
-            (&blank, &blank, &nothing, Holds::Nothing),
-            (&erased, &erased, &nothing, Holds::Nothing),
-            (&mark, &blank, &nothing, Holds::Scratch),
-            // A replay's store that was not kept.
-            (&mark, &blank, &data, Holds::Scratch),
-            (&blank, &blank, &damaged, Holds::Store),
-            (&blank, &blank, &data, Holds::Data),
-            (&used, &blank, &nothing, Holds::Data),
-            (&blank, &used, &nothing, Holds::Data),
-            (&blank, &raid, &nothing, Holds::Data),
-        ] {
-            assert_eq!(Holds::of(&[first.clone(), last.clone()], bytes, between), wanted);
-        }
-    }
 
     #[test]
     fn another_drive_than_expected_is_named() {
@@ -498,9 +370,5 @@ mod tests {
         drive(Some(found.clone())).check(&found).unwrap();
         let error = drive(Some(identity("S2"))).check(&found).unwrap_err().to_string();
         assert!(error.contains("namespace 1 of drive S2 was expected"), "{error}");
-    }
-
-    fn at_end(before: usize) -> usize {
-        EDGE_BYTES as usize - before
     }
 }

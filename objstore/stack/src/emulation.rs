@@ -51,7 +51,7 @@ impl Emulation {
     /// Makes software controllers, in an address space of this name.
     ///
     /// # Errors
-    /// Returns [`StackError::Emu`] or [`StackError::Threads`].
+    /// Returns [`StackError::Emu`], or [`StackError::Failed`] without threads.
     pub(crate) fn new(
         configs: Vec<EmuConfig>,
         name: String,
@@ -71,7 +71,7 @@ impl Emulation {
         let runner = match time {
             Time::Real(clock) => {
                 let runner = EmuRunner::spawn(emus.clone(), clock.clone());
-                Some(runner.map_err(StackError::Threads)?)
+                Some(runner.map_err(|error| StackError::of_threads(&error))?)
             }
             Time::Simulated(clock) => {
                 emus.iter().for_each(|emu| clock.drive(emu.clone()));

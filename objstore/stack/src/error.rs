@@ -1,6 +1,6 @@
 //! Errors of building and using a store.
 
-use std::io;
+use std::{error::Error, io};
 
 use gio_kernels::cuda::CudaError;
 use kv_catalog::{FormatError, JournalError, LayoutError};
@@ -26,20 +26,6 @@ pub enum StackError {
     /// Making a software controller failed.
     #[error("making a software controller: {0}")]
     Emu(#[from] EmuError),
-    /// Starting the software controllers' threads failed.
-    #[error(
-        "starting the software controllers' threads: {why}; {}",
-        remedy(.0).unwrap_or("allow more threads (ulimit -u), or use fewer devices"),
-        why = .0
-    )]
-    Threads(io::Error),
-    /// Starting the thread that watches the devices failed.
-    #[error(
-        "starting a thread that watches the devices: {why}; {}",
-        remedy(.0).unwrap_or("allow more threads (ulimit -u)"),
-        why = .0
-    )]
-    Watch(io::Error),
     /// The metrics cannot be served at this address.
     #[error(
         "serving metrics on {address}: {source}; {}",
@@ -51,21 +37,13 @@ pub enum StackError {
         /// The cause.
         source: io::Error,
     },
-    /// Attaching the driver to a controller failed.
-    #[error("attaching to {device}: {source}")]
-    Attach {
-        /// The device.
-        device: String,
+    /// A device, or the operating system, failed.
+    #[error("{what}: {source}")]
+    Failed {
+        /// What was done.
+        what: String,
         /// The cause.
-        source: nvme_driver::Error,
-    },
-    /// Shutting a controller down failed.
-    #[error("shutting {device} down: {source}")]
-    Shutdown {
-        /// The device.
-        device: String,
-        /// The cause.
-        source: nvme_driver::Error,
+        source: Box<dyn Error + Send + Sync>,
     },
     /// Mapping the KV pool for the devices failed.
     #[error("mapping the KV pool: {0}")]
@@ -102,14 +80,6 @@ pub enum StackError {
         /// Its contents.
         found: String,
     },
-    /// A drive failed.
-    #[error("{what}: {source}")]
-    DriveIo {
-        /// The operation.
-        what: &'static str,
-        /// The cause.
-        source: nvme_driver::Error,
-    },
     /// The memory of another function is used up.
     #[error("{place}: {wanted} more bytes are needed, {left} of its {all} are left")]
     PeerFull {
@@ -121,16 +91,6 @@ pub enum StackError {
         left: usize,
         /// Bytes in total.
         all: usize,
-    },
-    /// A drive does not reach the memory chosen for it.
-    #[error("{drive} does not reach {place}: {why}")]
-    Unreached {
-        /// Its address.
-        drive: String,
-        /// The memory.
-        place: String,
-        /// The tests and their results.
-        why: String,
     },
     /// An error of the GPU.
     #[error(transparent)]
@@ -159,12 +119,6 @@ pub enum StackError {
         field: &'static str,
         /// The problem, with advice.
         problem: String,
-    },
-    /// The operating system gave no random bytes.
-    #[error("drawing the identity of a new store: the system gave no random bytes ({found})")]
-    Random {
-        /// Its answer.
-        found: String,
     },
     /// A process that was forked used what the other one had opened.
     #[error(
@@ -235,6 +189,19 @@ impl StackError {
 
     pub(crate) fn unfit(why: impl ToString, fix: impl Into<String>) -> Self {
         Self::Unfit { why: why.to_string(), fix: fix.into() }
+    }
+
+    pub(crate) fn failed(
+        what: impl Into<String>,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::Failed { what: what.into(), source: source.into() }
+    }
+
+    /// Says that threads could not be started.
+    pub(crate) fn of_threads(error: &io::Error) -> Self {
+        let hint = remedy(error).unwrap_or("allow more threads (ulimit -u)");
+        Self::failed("starting a store's threads", format!("{error}; {hint}"))
     }
 
     /// Converts the error into the reason why `route` is not taken.

@@ -90,6 +90,7 @@ mod error;
 mod executor;
 mod found;
 mod gpu;
+mod held;
 pub mod http;
 mod input;
 mod kv_store;
@@ -121,14 +122,15 @@ pub use config::{
 };
 pub use devices::Devices;
 pub use drives::{
-    Drive, DriveAddress, DriveIdentity, Holds, check_drive, drive_name, is_scratch, open_drive,
-    prove_reach, reset_subsystem, vfio_space,
+    Drive, DriveAddress, DriveIdentity, check_drive, drive_name, open_drive, prove_reach,
+    reset_subsystem, vfio_space,
 };
 pub use emulation::{EMU_DEPTH, EMU_QUEUES};
 pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
 pub use found::{KvPrefix, find};
 pub use gpu::{CudaChoice, Gpu};
+pub use held::{Held, clear_edges, edges, namespaces};
 pub use input::{expand_home, open_file, read_file};
 pub use kv_store::{Fetched, KvRequest, KvStore, OwnStore};
 pub use memory::HostMemory;

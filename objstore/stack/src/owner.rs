@@ -10,7 +10,7 @@ use crate::error::StackError;
 /// [`crate::Builder`] fills in.
 ///
 /// # Errors
-/// Returns [`StackError::Random`] if the system has no random bytes.
+/// Returns [`StackError::Failed`] if the system has no random bytes.
 pub fn this_process() -> Result<Owner, StackError> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     // A clock before 1970 only makes a message say less.
@@ -23,6 +23,9 @@ pub(crate) fn random() -> Result<[u8; 16], StackError> {
     let mut bytes = [0; 16];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
         Ok(16) => Ok(bytes),
-        other => Err(StackError::Random { found: format!("{other:?}") }),
+        other => {
+            let why = format!("the system gave no random bytes ({other:?})");
+            Err(StackError::failed("drawing the identity of a new store", why))
+        }
     }
 }

@@ -58,6 +58,6 @@ impl Pacing {
             true => plane.advance().ok().map(|_| PAUSE),
             false => Some(Duration::ZERO),
         };
-        Watch::spawn("ripieno pacer", look).map_err(StackError::Watch)
+        Watch::spawn("ripieno pacer", look)
     }
 }

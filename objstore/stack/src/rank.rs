@@ -80,7 +80,7 @@ impl RankStack {
         let shared = Arc::new(Shared { plane, below: Mutex::new(Some(below)) });
         let watched = shared.clone();
         let look = move || watched.look().then_some(CHECK_EVERY);
-        let watch = Watch::spawn("ripieno watch", look).map_err(StackError::Watch)?;
+        let watch = Watch::spawn("ripieno watch", look)?;
         let (watch, process) = (Some(watch), Process::current());
         Ok(Self { shared, metrics: None, pacer: None, watch, placement, process })
     }
@@ -107,7 +107,7 @@ impl RankStack {
     /// later call fails as closed.
     ///
     /// # Errors
-    /// Returns [`StackError::Shutdown`], [`StackError::Forked`], or an error of [`Plane::close`].
+    /// Returns [`StackError::Failed`], [`StackError::Forked`], or an error of [`Plane::close`].
     pub fn close(&self) -> Result<(), StackError> {
         self.process.check()?;
         self.shared.close("it was closed")

@@ -523,7 +523,7 @@ impl CatalogStack {
     /// Makes everything durable, and releases the store directory.
     ///
     /// # Errors
-    /// Returns [`StackError::Shutdown`], [`StackError::Forked`], or an error of
+    /// Returns [`StackError::Failed`], [`StackError::Forked`], or an error of
     /// [`DurableCatalog::close`].
     pub fn close(mut self) -> Result<(), StackError> {
         self.shut()

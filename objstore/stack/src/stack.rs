@@ -68,7 +68,7 @@ impl RawStack {
     /// Closes the ring, releases the memory, and shuts the devices down.
     ///
     /// # Errors
-    /// Returns an error of [`RawRing::close`], or [`StackError::Shutdown`].
+    /// Returns an error of [`RawRing::close`], or [`StackError::Failed`].
     pub fn close(self) -> Result<(), StackError> {
         let controllers = self.ring.close()?;
         let _devices = self.below.unmap();
@@ -231,7 +231,7 @@ impl Stack {
     /// the store then fail as closed.
     ///
     /// # Errors
-    /// Returns [`StackError::Store`] if closing the store fails, [`StackError::Shutdown`], or
+    /// Returns [`StackError::Store`] if closing the store fails, [`StackError::Failed`], or
     /// [`StackError::Forked`].
     pub fn close(mut self) -> Result<(), StackError> {
         self.shut()

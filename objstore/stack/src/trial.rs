@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gio_kernels::cuda::DoorbellKind;
 use gio_uring::{IoExecutor, Uring, UringOptions};
 use nvme_driver::{
-    Clock, Controller, DmaMemory, DmaSlice, MonotonicClock, Nanos, Quiesced,
+    Clock, Controller, DmaMemory, DmaSlice, Error, MonotonicClock, Nanos, Quiesced,
     platform::buffer::Buffer,
 };
 use nvme_spec::ids::{Lba, Nsid, QueueId};
@@ -36,7 +36,7 @@ pub fn trial_bytes(drive: &Controller) -> usize {
 ///
 /// # Errors
 /// Returns [`StackError::Cuda`] if the GPU cannot map the doorbells or run the kernel, or
-/// [`StackError::DriveIo`] if the drive can no longer be used.
+/// [`StackError::Failed`] if the drive can no longer be used.
 pub fn try_kernel(
     drive: &mut Controller,
     gpu: &Gpu,
@@ -55,7 +55,7 @@ fn run(
     clock: Arc<dyn Clock>,
     memory: &Arc<dyn DmaMemory>,
 ) -> Result<Option<String>, StackError> {
-    let failed = |source| StackError::DriveIo { what: "trying the I/O kernel", source };
+    let failed = |error: Error| StackError::failed("trying the I/O kernel", error);
     let Some(space) = drive.namespaces().first() else {
         return Ok(Some("it has no namespace that can be used".to_owned()));
     };
@@ -100,7 +100,7 @@ fn read(
     clock: Arc<dyn Clock>,
     into: &DmaSlice,
 ) -> Result<(Result<(), String>, Quiesced), StackError> {
-    let failed = |source| StackError::DriveIo { what: "trying the I/O kernel", source };
+    let failed = |error: Error| StackError::failed("trying the I/O kernel", error);
     let grant = drive.grant(qid, nsid).map_err(failed)?;
     let epoch = grant.epoch;
     // After the read, and before the kernel is ended.

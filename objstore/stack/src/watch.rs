@@ -2,11 +2,12 @@
 
 use std::{
     convert::Infallible,
-    io,
     sync::mpsc::{self, RecvTimeoutError, Sender},
     thread::{self, JoinHandle},
     time::Duration,
 };
+
+use crate::error::StackError;
 
 /// A thread, which is stopped and joined ([`nvme_driver::join`]) on drop.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ impl Watch {
     pub(crate) fn spawn(
         name: &str,
         mut look: impl FnMut() -> Option<Duration> + Send + 'static,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, StackError> {
         let (stop, stopped) = mpsc::channel::<Infallible>();
         let run = move || {
             while let Some(time) = look() {
@@ -29,7 +30,8 @@ impl Watch {
                 }
             }
         };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
+        let thread = thread.map_err(|error| StackError::of_threads(&error))?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use kv_catalog::Superblock;
 use objstore::{Format, Overwrite};
+use ripieno_stack::Held;
 use serde_json::json;
 
-use super::{FormatFlags, Held};
+use super::FormatFlags;
 use crate::size::{Size, grouped};
 use crate::table::{row, table};
 use crate::terminal::print;
@@ -38,6 +39,7 @@ impl Report {
             bytes: bytes / u64::from(count),
             what: "nothing".to_owned(),
             loss: Overwrite::Nothing,
+            store: None,
         };
         let held = (0..count).map(file).collect();
         Self { store: format.store.to_string(), superblock: None, held, undo_file: None }

@@ -33,7 +33,7 @@ fn drive() -> (MemoryMedia, Offline) {
 
 fn all(offline: &Offline) -> Vec<u8> {
     let mut bytes = vec![0; BYTES as usize];
-    offline.namespaces().unwrap()[0].io.read(0, &mut bytes).unwrap();
+    ripieno_stack::namespaces(&offline.attached).unwrap()[0].io.read(0, &mut bytes).unwrap();
     bytes
 }
 

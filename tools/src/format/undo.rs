@@ -16,7 +16,7 @@ use kv_catalog::{
     FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, SUPERBLOCK_BYTES, Superblock, foreign_signature,
 };
 use objstore::{Medium, StoreId};
-use ripieno_stack::read_file;
+use ripieno_stack::{edges, namespaces, read_file};
 use serde::{Deserialize, Serialize};
 
 use crate::offline::Offline;
@@ -52,7 +52,7 @@ struct Part {
 
 /// Returns the ranges that formatting writes, in bytes of the namespace.
 fn parts(whole: &Medium, store: &Medium) -> [Range<u64>; 2] {
-    let [first, last] = super::edges(whole, store);
+    let [first, last] = edges(whole, store);
     let head = (first.end + FORMAT_HEAD_BYTES).min(last.start);
     [0..head, last.start.saturating_sub(FORMAT_TAIL_BYTES).max(head)..last.end]
 }
@@ -63,7 +63,7 @@ fn parts(whole: &Medium, store: &Medium) -> [Range<u64>; 2] {
 /// Returns an error if a device cannot be read, or if the file exists or cannot be written.
 pub(super) fn save(path: &Path, store: StoreId, offline: &Offline) -> anyhow::Result<()> {
     let (mut list, mut saved) = (Vec::new(), Vec::new());
-    let media = offline.namespaces()?.into_iter().zip(offline.media()?);
+    let media = namespaces(&offline.attached)?.into_iter().zip(offline.media()?);
     for (device, (mut whole, store)) in media.enumerate() {
         for range in parts(&whole, &store) {
             let (offset, bytes) = (range.start, range.end - range.start);
@@ -109,7 +109,7 @@ pub(super) fn put_back(path: &Path, offline: &Offline) -> anyhow::Result<u64> {
     if bytes != Some(saved.len() as u64) || crc32c::crc32c(saved) != head.crc32c {
         bail!(wrong("it is damaged"));
     }
-    let mut whole = offline.namespaces()?;
+    let mut whole = namespaces(&offline.attached)?;
     let mut stores = offline.media()?;
     let expected = whole.iter().zip(&stores).enumerate().flat_map(|(device, (whole, store))| {
         parts(whole, store).map(|range| (device, whole.identity.to_string(), range))
@@ -163,7 +163,7 @@ fn check_untouched(
         sectors.filter(|(now, then)| now == then).for_each(|(now, _)| now.fill(0));
         found.push(bytes);
     }
-    let [first, _] = super::edges(whole, store);
+    let [first, _] = edges(whole, store);
     let (head, tail) = found.split_at_mut(1);
     let (edge, region) = head[0].split_at_mut(first.end as usize);
     for (copy, area) in Superblock::read_copies(&mut *store.io)?.iter().zip(&WRITTEN) {

@@ -92,7 +92,7 @@ impl Endpoint {
             }
         };
         let thread = thread::Builder::new().name("ripieno metrics".to_owned()).spawn(serve);
-        let thread = Some(thread.map_err(StackError::Watch)?);
+        let thread = Some(thread.map_err(|error| StackError::of_threads(&error))?);
         Ok(Self { listener, stop: Some(stop), thread, address, compute_saved, _file: file })
     }
 
