@@ -81,7 +81,8 @@ fn hit_rates(args: &CatalogArgs, trace: &Trace, report: &mut Report) -> Result<(
         let files = (trace.distinct() * u64::from(percent) / 100) as u32;
         let bound = 100.0 * eviction::min(trace, files);
         for (kind, line) in PolicyKind::ALL.iter().zip(&mut lines) {
-            let rate = 100.0 * eviction::hit_rate(trace, files, *kind);
+            let (hits, _) = eviction::served(trace, files, *kind);
+            let rate = 100.0 * hits as f64 / trace.blocks() as f64;
             line.points.push((f64::from(percent), rate));
             let name = format!("hit rate, {} at {percent} % of the blocks", kind.name());
             report.ratios.push(Ratio::new(name, "%", rate, bound));

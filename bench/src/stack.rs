@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use nvme_driver::{Clock, DmaSlice, platform::buffer::Buffer};
+use nvme_driver::{DmaSlice, platform::buffer::Buffer};
 use nvme_emu::{Emu, EmuConfig};
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, Format, KeyChain, KvShape, Prefix, Route, Store,
-    StoreConfig, StoreOptions,
+    BlockId, BlockKey, Format, KeyChain, KvShape, Prefix, Route, Store, StoreConfig, StoreOptions,
 };
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use ripieno_stack::{
@@ -26,27 +25,19 @@ pub struct Stack {
     stack: ripieno_stack::Stack,
 }
 
-pub type MakeExecutor = Box<dyn Fn(&Arc<dyn Clock>) -> ExecutorFactory>;
-
-/// The GPU that runs the I/O kernel.
+/// The GPU that runs the I/O kernel, and the route to its memory.
 pub struct OnGpu {
     pub gpu: Arc<Gpu>,
     pub choice: CudaChoice,
     pub route: Route,
-    /// The executor, over the stack's own clock.
-    pub executor: MakeExecutor,
 }
 
-/// Fills the pool, or sets the executor on the GPU.
-struct Steps<'a>(Option<&'a OnGpu>);
+/// Fills a pool in host memory in.
+struct Fill;
 
-impl OpenSteps for Steps<'_> {
+impl OpenSteps for Fill {
     fn ready(&mut self, config: &mut StoreConfig) -> Result<(), StackError> {
-        let Some(on) = self.0 else {
-            return fill_with_pattern(DmaSlice::whole(config.pool.memory().clone())?);
-        };
-        config.executor = (on.executor)(&config.clock);
-        Ok(())
+        fill_with_pattern(DmaSlice::whole(config.pool.memory().clone())?)
     }
 }
 
@@ -79,7 +70,10 @@ impl Stack {
             .format(format.clone())
             .options(options.clone())
             .gpu(on_gpu.map(|on| on.gpu.clone()));
-        let stack = builder.open_with(&mut Steps(on_gpu))?;
+        let stack = match on_gpu {
+            Some(_) => builder.open()?,
+            None => builder.open_with(&mut Fill)?,
+        };
         let mut chain = KeyChain::new(b"bench");
         let keys = (0..blocks).map(|block| chain.next(&[block])).collect();
         let stack = Self { store: stack.store().clone(), keys, stack };

@@ -7,16 +7,12 @@ mod sizes;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use kv_catalog::{BlockKey, PolicyKind};
+use kv_catalog::PolicyKind;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use ripieno_sim::plain_catalog;
 
 use self::sizes::Found;
 use crate::{
-    catalog::{
-        eviction,
-        trace::{Trace, key},
-    },
+    catalog::{eviction, trace::Trace},
     report::{Ratio, Report},
 };
 
@@ -93,14 +89,7 @@ fn drives(name: &str, trace: &Trace, report: &mut Report) {
         let files = (trace.distinct() * size / 1000) as u32;
         let bound = 100.0 * eviction::min(trace, files) * trace.blocks() as f64 / reads;
         for policy in PolicyKind::ALL {
-            let (mut catalog, namespace) = plain_catalog(files, 1, *policy);
-            let (mut hits, mut written) = (0, 0);
-            for blocks in &trace.requests {
-                let keys: Vec<BlockKey> = blocks.iter().map(|block| key(*block, 0)).collect();
-                let (found, own) = eviction::request(&mut catalog, namespace, &keys);
-                hits += found.len();
-                written += own.len() as u64;
-            }
+            let (hits, written) = eviction::served(trace, files, *policy);
             let what = format!("{name}, {}, {} %", policy.name(), size as f64 / 10.0);
             let rate = 100.0 * hits as f64 / reads;
             report.ratios.push(Ratio::new(format!("served by drives, {what}"), "%", rate, bound));

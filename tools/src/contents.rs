@@ -7,7 +7,7 @@
 use gio_kernels::pattern::Pattern;
 
 /// 2^64 divided by the golden ratio.
-const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+pub(crate) const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Returns the contents of `segment` of `layer` of the block with this key.
 pub(crate) fn of(key: u128, layer: u32, segment: u32) -> Pattern {
@@ -17,7 +17,7 @@ pub(crate) fn of(key: u128, layer: u32, segment: u32) -> Pattern {
 }
 
 /// Applies splitmix64's finaliser: every bit of the input affects every bit of the output.
-fn finalise(z: u64) -> u64 {
+pub(crate) fn finalise(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)

@@ -8,17 +8,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use kv_catalog::{FormatError, Superblock};
-use objstore::{Format, KvShape, Overwrite, Store, StoreError, StoreId};
+use objstore::{Format, KvShape, Overwrite, Store, StoreDevice, StoreError, StoreId};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
     Held, PoolMemory, StoreDir, StoreDirMedia, StoreDirOptions, clear_edges, expand_home,
 };
 
 use crate::devices;
+use crate::drives;
 use crate::interrupt::Interrupt;
 use crate::keep;
 use crate::model::{self, Model, Shape};
-use crate::offline::Offline;
+use crate::offline;
 use crate::options::{StoreFlags, Takes};
 use crate::problem::{Problem, user_error};
 use crate::size::{self, Size};
@@ -90,16 +91,16 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
     let config = &flags.options.config;
     config.check(&PoolMemory::Own { blocks: 0 }).map_err(user_error)?;
     if let Some(path) = &flags.undo {
-        let offline = Offline::open(config)?;
-        offline.demand_alone()?;
-        let bytes = undo::put_back(path, &offline)?;
-        offline.close()?;
+        let devices = offline::open(config)?;
+        drives::check_unowned(devices.attached())?;
+        let bytes = undo::put_back(path, devices.attached())?;
+        devices.shut_down().map_err(user_error)?;
         print_undone(flags.json, path, bytes)?;
         return Ok(0);
     }
     let of_model =
         || Shape::new(flags.model, flags.block_tokens.unwrap_or(flags.model.block_tokens));
-    let shape = flags.shape.map_or_else(|| of_model().map(|shape| shape.kv()), Ok)?;
+    let shape = flags.shape.map_or_else(|| of_model().map(|shape| *shape), Ok)?;
     let format = Format {
         capacity_bytes: config.capacity,
         checksums: !flags.no_checksums,
@@ -108,7 +109,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
         ..Format::new(StoreId(OsRng.unwrap_err().random()), shape)
     };
     let new = config.files().is_some() || config.lba.is_some() || !flags.block.is_empty();
-    let offline = match config.path.as_deref() {
+    let mut devices = match config.path.as_deref() {
         Some(dir) if !StoreDir::exists(dir) => {
             check_parent(dir)?;
             let options = new_store_dir(flags, &format)?;
@@ -116,28 +117,28 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
                 Report::of_files(dir, *count, *bytes, &format).print(flags)?;
                 return Ok(0);
             }
-            Offline::attach(StoreDir::create(dir, &options).map_err(in_the_way)?)?
+            offline::attach(StoreDir::create(dir, &options).map_err(in_the_way)?)?
         }
         _ if new => {
             let hint = "leave out --devices, --block and --lba, or name an empty directory";
             bail!(Problem::new("devices that are there keep their number and LBA size", hint));
         }
-        _ => Offline::open(config)?,
+        _ => offline::open(config)?,
     };
     // A store directory that was created here is removed again if it does not get a store.
-    let written = write(flags, &format, &offline);
-    let closed = match (&written, flags.dry_run) {
-        (Ok(_), false) => offline.close_ready(),
-        _ => offline.close(),
-    };
+    let written = write(flags, &format, devices.attached());
+    let mut closed = devices.shut_down();
+    if written.is_ok() && !flags.dry_run {
+        closed = closed.and_then(|()| devices.set_ready());
+    }
     written?.print(flags)?;
-    closed.map(|()| 0)
+    closed.map(|()| 0).map_err(user_error)
 }
 
 /// Writes the store after all checks have passed.
-fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Result<Report> {
-    let held = Held::on(&offline.attached).map_err(user_error)?;
-    let superblocks = Store::plan(&offline.attached, format).map_err(refused)?;
+fn write(flags: &FormatFlags, format: &Format, devices: &[StoreDevice]) -> anyhow::Result<Report> {
+    let held = Held::on(devices).map_err(user_error)?;
+    let superblocks = Store::plan(devices, format).map_err(refused)?;
     check_room(format, &superblocks)?;
     let mut report = Report::new(&superblocks, held);
     if flags.dry_run {
@@ -152,11 +153,11 @@ fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Res
     if !flags.no_undo && report.held.iter().any(|held| held.loss > Overwrite::Nothing) {
         let default = || PathBuf::from(format!("ripieno-undo-{}", format.store));
         let path = flags.undo_file.clone().unwrap_or_else(default);
-        undo::save(&path, format.store, offline).map_err(|error| not_saved(&path, &error))?;
+        undo::save(&path, format.store, devices).map_err(|error| not_saved(&path, &error))?;
         report.undo_file = Some(path);
     }
-    clear_edges(&offline.attached).map_err(user_error)?;
-    Store::format(&offline.attached, format).map_err(refused)?;
+    clear_edges(devices).map_err(user_error)?;
+    Store::format(devices, format).map_err(refused)?;
     Ok(report)
 }
 

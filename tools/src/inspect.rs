@@ -2,18 +2,19 @@
 
 use clap::Args;
 use kv_catalog::{JournalScan, RecordCounts};
-use objstore::{Medium, Salvage};
+use objstore::{Medium, Salvage, Store};
+use ripieno_stack::Devices;
 use serde_json::json;
 
-use crate::offline::Offline;
 use crate::options::{StoreFlags, Takes};
-use crate::problem::EXIT_FAILED;
+use crate::problem::{EXIT_FAILED, user_error};
 use crate::progress::Progress;
 use crate::salvage;
 use crate::size::{Size, grouped};
 use crate::survey::{DeviceView, Survey};
 use crate::table::{row, table};
 use crate::terminal::{print, say};
+use crate::{drives, offline};
 
 /// Flags of `ripieno inspect`.
 #[derive(Debug, Args)]
@@ -50,10 +51,11 @@ pub(crate) struct FsckFlags {
 
 /// Shows the devices' contents. Returns the exit code.
 pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
-    let offline = Offline::examine(&flags.options.config, false)?;
-    let owner = offline.living_owner()?.map(|(_, owner)| owner.to_string());
-    let survey = Survey { owner, ..Survey::take(&mut offline.media()?, |_, _| {})? };
-    offline.close()?;
+    let devices = offline::examine(&flags.options.config, false)?;
+    let owner = Store::living_owner(devices.attached())?.map(|(_, owner)| owner.to_string());
+    let survey = Survey::take(&mut Store::media(devices.attached())?, |_, _| {})?;
+    let survey = Survey { owner, ..survey };
+    devices.shut_down().map_err(user_error)?;
     if flags.json {
         print(to_json(&survey))?;
     } else {
@@ -64,7 +66,7 @@ pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
 
 /// Checks everything but the data, and repairs it if asked to. Returns the exit code.
 pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
-    check_devices(flags, Offline::examine(&flags.inspect.options.config, flags.repair)?, |media| {
+    check_devices(flags, &offline::examine(&flags.inspect.options.config, flags.repair)?, |media| {
         let progress = Progress::reading(!flags.inspect.json);
         let survey = Survey::take(media, |done, all| progress.read(done, all))?;
         progress.finish();
@@ -75,17 +77,18 @@ pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
 /// Checks and repairs attached devices, which `read` reads.
 fn check_devices(
     flags: &FsckFlags,
-    offline: Offline,
+    devices: &Devices,
     read: impl FnOnce(&mut [Medium]) -> anyhow::Result<Survey>,
 ) -> anyhow::Result<u8> {
+    let attached = devices.attached();
     if flags.repair {
-        offline.demand_alone()?;
+        drives::check_unowned(attached)?;
     }
-    let owner = offline.living_owner()?.map(|(_, owner)| owner.to_string());
+    let owner = Store::living_owner(attached)?.map(|(_, owner)| owner.to_string());
     if let Some(owner) = &owner {
         say(format_args!("the store is open, and changes while it is read: {owner}"));
     }
-    let mut media = offline.media()?;
+    let mut media = Store::media(attached)?;
     let mut survey = read(&mut media)?;
     let is_damaged = survey.journal.as_ref().is_some_and(|journal| journal.damage.is_some());
     let (mut salvage, mut findings, mut repaired) = (None, None, Vec::new());
@@ -98,12 +101,12 @@ fn check_devices(
         repaired = repairs(&survey, salvage.as_ref());
         repaired.iter().for_each(|what| say(format_args!("repairing: {what}")));
         // Reading may have taken hours.
-        offline.demand_alone()?;
+        drives::check_unowned(attached)?;
         repair(&survey, &mut media, salvage)?;
         survey = Survey::take(&mut media, |_, _| {})?;
     }
     drop(media);
-    offline.close()?;
+    devices.shut_down().map_err(user_error)?;
     let damage = &survey.damage;
     if flags.inspect.json {
         print(json!({

@@ -25,6 +25,7 @@ const MOST: u32 = 1 << 30;
 /// Header: the first line, and one for each engine that appended to the file.
 #[derive(Debug, Deserialize)]
 struct Header {
+    ripieno_layer_times: u32,
     model: String,
     gpu: String,
     engine: String,
@@ -160,17 +161,12 @@ impl Step {
 
 /// Parses the setting in a header.
 fn setting(line: &str) -> Result<Setting, String> {
-    #[derive(Deserialize)]
-    struct Head {
-        ripieno_layer_times: u32,
-    }
-    let head: Head =
+    let Header { ripieno_layer_times, model, gpu, engine } =
         serde_json::from_str(line).map_err(|error| format!("no header of layer times: {error}"))?;
-    let found = head.ripieno_layer_times;
-    if found != VERSION {
+    if ripieno_layer_times != VERSION {
+        let found = ripieno_layer_times;
         return Err(format!("layer times of version {found}, and {VERSION} can be read"));
     }
-    let Header { model, gpu, engine } = serde_json::from_str(line).map_err(|e| e.to_string())?;
     Ok(Setting { model, gpu, engine, drives: Vec::new() })
 }
 

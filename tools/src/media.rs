@@ -17,33 +17,32 @@ use crate::stack::Sim;
 /// Smallest size of a page of memory.
 const PAGE_BYTES: usize = 4096;
 
-/// Returns software controllers with temporary media, or with those of a store directory.
+/// Returns software controllers with temporary media, or with those of a store directory. With
+/// `sim`, they are in memory, in virtual time, and with the bandwidth that it sets.
 pub(crate) fn devices(
     choice: &EmuChoice,
     sizing: &Sizing,
     store_dir: Option<StoreDir>,
+    sim: Option<&Sim>,
 ) -> anyhow::Result<Devices> {
     if let Some(store_dir) = store_dir {
         return Ok(Devices::from(store_dir).mdts(choice.mdts));
+    }
+    if let Some(sim) = sim {
+        let controller = |index| {
+            let media = BandwidthMedia::new(memory(sizing.device_bytes)?, sim.dial.clone());
+            let config = EmuConfig::new(format!("emu{index}")).namespace(media, choice.lba_bytes);
+            // Without a volatile write cache, data is durable once written: commits do not wait.
+            Ok(EmuConfig { mdts_bytes: Some(choice.mdts), vwc: false, ..config })
+        };
+        let configs = (0..choice.count).map(controller).collect::<anyhow::Result<Vec<_>>>()?;
+        return Ok(Devices::from(configs).simulated(sim.clock.clone()));
     }
     let one = |index| scratch(choice, sizing.device_bytes, sizing.is_filled(), index);
     let all = (0..choice.count).map(one).collect::<anyhow::Result<Vec<_>>>()?;
     let (configs, files): (Vec<_>, Vec<_>) = all.into_iter().unzip();
     let files = files.into_iter().flatten().collect::<Vec<_>>();
     Ok(Devices::from((configs, files)))
-}
-
-/// Returns software controllers in memory, with the bandwidth that `sim` sets.
-pub(crate) fn simulated(choice: &EmuChoice, sizing: &Sizing, sim: &Sim) -> anyhow::Result<Devices> {
-    let controller = |index| {
-        let media = memory(sizing.device_bytes)?;
-        let media = BandwidthMedia::new(media, sim.dial.clone());
-        let config = EmuConfig::new(format!("emu{index}")).namespace(media, choice.lba_bytes);
-        // Without a volatile write cache, data is durable once written: commits do not wait.
-        Ok(EmuConfig { mdts_bytes: Some(choice.mdts), vwc: false, ..config })
-    };
-    let configs = (0..choice.count).map(controller).collect::<anyhow::Result<Vec<_>>>()?;
-    Ok(Devices::from(configs).simulated(sim.clock.clone()))
 }
 
 fn memory(bytes: u64) -> anyhow::Result<MemoryMedia> {

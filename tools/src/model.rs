@@ -1,5 +1,7 @@
 //! KV cache shapes of models, and the size of one object of the store.
 
+use std::ops::Deref;
+
 use objstore::KvShape;
 
 use crate::problem::{Problem, nearest};
@@ -86,14 +88,15 @@ pub(crate) fn shape(text: &str) -> Result<KvShape, String> {
 pub(crate) struct Shape {
     /// The model's name.
     pub(crate) model: &'static str,
-    /// Layers.
-    pub(crate) layers: u32,
-    /// Segments of a layer.
-    pub(crate) segments: u32,
-    /// Tokens per store block.
-    pub(crate) block_tokens: u32,
-    /// Bytes of one object: one block of one segment of one layer.
-    pub(crate) object_bytes: u32,
+    kv: KvShape,
+}
+
+impl Deref for Shape {
+    type Target = KvShape;
+
+    fn deref(&self) -> &KvShape {
+        &self.kv
+    }
 }
 
 impl Shape {
@@ -119,34 +122,13 @@ impl Shape {
                 format!("choose at least {} tokens", 4 / model.token_bytes),
             ));
         }
-        Ok(Self {
-            model: model.name,
-            layers: model.layers,
-            segments: model.segments,
-            block_tokens,
-            object_bytes,
-        })
-    }
-
-    /// Returns the shape as the store's type.
-    pub(crate) fn kv(&self) -> KvShape {
-        let Self { layers, segments, object_bytes, block_tokens, .. } = *self;
-        KvShape { layers, segments, object_bytes, block_tokens }
+        let Model { name, layers, segments, .. } = *model;
+        Ok(Self { model: name, kv: KvShape { layers, segments, object_bytes, block_tokens } })
     }
 
     /// Returns the bytes of one block on devices with LBAs of `lba_bytes`, including padding.
     pub(crate) fn file_bytes(&self, lba_bytes: u32) -> u64 {
         u64::from(self.rows()) * u64::from(self.object_bytes.next_multiple_of(lba_bytes))
-    }
-
-    /// Returns the objects of one block: one for each segment of each layer.
-    pub(crate) fn rows(&self) -> u32 {
-        self.layers * self.segments
-    }
-
-    /// Returns the bytes of one block over all layers.
-    pub(crate) fn block_bytes(&self) -> u64 {
-        u64::from(self.rows()) * u64::from(self.object_bytes)
     }
 
     /// Returns the number of store blocks in a trace block.

@@ -20,7 +20,6 @@ use clap::Args;
 use crate::config::{CommonFlags, DeviceFlags, ReplayFlags, StoreArgs};
 use crate::file;
 use crate::interrupt::Interrupt;
-use crate::media;
 use crate::options::{StoreFlags, Takes};
 use crate::plan::{Plan, Times};
 use crate::problem::Problem;
@@ -232,10 +231,8 @@ impl RunSetup<'_> {
     ) -> anyhow::Result<(T, SlackTable)> {
         let Self { args, timing, plan, sizing, table } = *self;
         let sim = Sim::new(args);
-        let emu = args.devices.emu().context("it has software controllers")?;
-        let devices = (media::simulated(emu, sizing, &sim)?, "scratch");
-        let Opened { mut pool, controllers, stack, .. } = stack::open(args, sizing, devices, None)?;
-        drop(controllers);
+        let devices = replay::devices(args, sizing, None, None, Some(&sim))?;
+        let Opened { mut pool, stack, .. } = stack::open(args, sizing, devices, None)?;
         let from = stack.store().superblock().data_region().context("a store has data")?.first.0;
         let lba_bytes = u64::from(replay::lba_bytes(args, None));
         sim.dial.set(Some(timing.medium.each(args.devices.count(), from * lba_bytes)));

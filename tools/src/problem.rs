@@ -8,8 +8,6 @@ use nvme_emu::EmuError;
 use objstore::StoreError;
 use ripieno_stack::{NotTaken, StackError};
 
-use crate::size::Size;
-
 /// Exit code for bad input: the command line, the trace, or something the machine does not support.
 pub(crate) const EXIT_USAGE: u8 = 2;
 /// Exit code for wrong data or failed I/O.
@@ -86,11 +84,6 @@ pub(crate) fn user_error(error: StackError) -> anyhow::Error {
         StackError::StoreDir(error) => Problem::new(error.to_string(), ""),
         // The existing data is not what was asked for; the message has the remedy.
         StackError::Store(StoreError::Format(error)) => Problem::new(error.to_string(), ""),
-        StackError::PeerFull { place, wanted, left, all } => {
-            let [wanted, left, all] = [wanted, left, all].map(|bytes| Size(bytes as u64));
-            let found = format!("{wanted} more are needed, {left} of its {all} are left");
-            Problem::new(format!("--memory {place}: {found}"), "set --pool-blocks")
-        }
         // The flags are valid, so the medium does not support what they ask for.
         StackError::Emu(EmuError::Config(error)) => {
             let hint = "make a store directory with larger logical blocks (ripieno format --lba \

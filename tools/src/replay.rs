@@ -23,7 +23,7 @@ use crate::problem::{NoRoute, Problem, user_error};
 use crate::progress::Progress;
 use crate::size::Size;
 use crate::sizing::{self, Sizing};
-use crate::stack::{self, Opened, Opening};
+use crate::stack::{self, Opened, Opening, Sim};
 use crate::terminal::{self, say};
 use crate::{keep, media, synthetic, trace};
 
@@ -98,9 +98,8 @@ fn perform(
     args.check_prp(limits.lba_bytes)?;
     let sizing = Sizing::fitting(args, &plan, limits.lba_bytes)?;
     sizing.check_machine(args, store_dir.is_some())?;
-    let devices = devices(args, &sizing, drives, store_dir)?;
-    let Opened { pool, controllers, stack, opening } = stack::open(args, &sizing, devices, gpu)?;
-    drop(controllers);
+    let devices = devices(args, &sizing, drives, store_dir, None)?;
+    let Opened { pool, stack, opening } = stack::open(args, &sizing, devices, gpu)?;
     let sizing = found_sizing(args, &sizing, opening, &stack)?;
     notes(args, &plan, &sizing, opening);
     route_notes(args, stack.placement());
@@ -114,16 +113,18 @@ fn perform(
     Ok((report(args, &plan, &sizing, setting, outcome), closed))
 }
 
-/// Returns the devices, claimed, and how the store on them is opened.
-fn devices(
+/// Returns the devices, claimed, and how the store on them is opened: drives that were opened, or
+/// software controllers, which may run in virtual time.
+pub(crate) fn devices(
     args: &StoreArgs,
     sizing: &Sizing,
     drives: Option<ripieno_stack::Devices>,
     store_dir: Option<StoreDir>,
+    sim: Option<&Sim>,
 ) -> anyhow::Result<(ripieno_stack::Devices, &'static str)> {
     let overwrite = args.config.overwrite.unwrap_or_default();
     let mut is_found = store_dir.is_some();
-    let devices = match (drives, &args.devices) {
+    let devices = match (drives, args.devices.emu()) {
         (Some(mut drives), _) => {
             match args.flags.keep {
                 true => is_found = drives::claim_to_keep(&drives, sizing.device_bytes, overwrite)?,
@@ -131,23 +132,19 @@ fn devices(
             }
             drives
         }
-        (None, Devices::Emu(emu)) => {
+        (None, Some(emu)) => {
             let store_dir =
                 store_dir.map_or_else(|| keep::make(args, sizing), |it| Ok(Some(it)))?;
-            media::devices(emu, sizing, store_dir)?
+            media::devices(emu, sizing, store_dir, sim)?
         }
-        (None, Devices::Drives(_)) => unreachable!("they were opened"),
+        (None, None) => unreachable!("they were opened"),
     };
-    Ok((
-        devices,
-        if is_found {
-            "opened"
-        } else if args.flags.keep {
-            "made"
-        } else {
-            "scratch"
-        },
-    ))
+    let how = match (is_found, args.flags.keep) {
+        (true, _) => "opened",
+        (false, true) => "made",
+        (false, false) => "scratch",
+    };
+    Ok((devices, how))
 }
 
 /// Returns the sizes of the open store, and refuses others than were asked for.

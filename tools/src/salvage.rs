@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anyhow::bail;
 use kv_catalog::{Expected, Member, Superblock, check_set};
-use objstore::{Medium, Salvage, StoreError};
+use objstore::{Medium, Salvage, Store, StoreError};
 use ripieno_stack::{Ranks, StackConfig};
 use serde::Serialize;
 
-use crate::offline::Offline;
+use crate::offline;
 use crate::problem::{Problem, user_error};
 use crate::progress::Progress;
 use crate::size::{Size, grouped};
@@ -83,14 +83,14 @@ fn verify_ranks(
     };
     let ranks = Ranks::open(dir).map_err(user_error)?;
     for rank in 0..catalog.ranks {
-        let offline = Offline::attach(ranks.devices(rank).map_err(user_error)?)?;
-        let mut media = offline.media()?;
+        let devices = offline::attach(ranks.devices(rank).map_err(user_error)?)?;
+        let mut media = Store::media(devices.attached())?;
         let superblocks = rank_superblocks(&mut media, catalog, rank)?;
         salvage
             .verify(&mut media, &superblocks[0], |done, all| progress.read(done, all))
             .map_err(refused)?;
         drop(media);
-        offline.close()?;
+        devices.shut_down().map_err(user_error)?;
     }
     Ok(())
 }

@@ -11,17 +11,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use kv_catalog::{OnDevice, Superblock};
+use nvme_driver::DmaSpace;
 use objstore::{
     BlockId, Failure, FileId, KvPool, KvShape, Layer, Namespace, Order, Store, StoreConfig,
     StoreError, StoreOptions, StoredFile,
 };
-use ripieno_stack::{Executor, this_process};
+use ripieno_stack::{Devices, Executor, this_process};
 use serde::Serialize;
 
 use crate::inspect::InspectFlags;
 use crate::interrupt::Interrupt;
 use crate::machine::check_memory;
-use crate::offline::Offline;
+use crate::offline;
 use crate::options::StoreFlags;
 use crate::problem::Problem;
 use crate::progress::{Opening, Progress};
@@ -88,8 +89,8 @@ struct Findings {
 /// Reads all files. Returns the exit code.
 pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen().context("listening for signals")?;
-    let mut offline = Offline::examine(&flags.options.config, !flags.report_only)?;
-    let (store, blocks) = open(&mut offline, flags)?;
+    let mut devices = offline::examine(&flags.options.config, !flags.report_only)?;
+    let (store, blocks) = open(&mut devices, flags)?;
     interrupt.orderly();
     let mut findings = Findings { dropped: !flags.report_only, ..Findings::default() };
     scrub(&store, &blocks, flags, &mut interrupt, &mut findings)?;
@@ -103,21 +104,21 @@ pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
             controller.shutdown().context("shutting a device down")?;
         }
     }
-    drop(offline);
+    drop(devices);
     terminal::report(&findings, flags.json, Findings::text)?;
     let is_clean = findings.damaged.is_empty() && findings.journal_damage.is_none();
     Ok(interrupt.end(is_clean, findings.interrupted))
 }
 
 /// Opens the store, with a pool to read into.
-fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec<BlockId>)> {
+fn open(devices: &mut Devices, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec<BlockId>)> {
     let refused = |error: StoreError| match error {
         StoreError::Format(_) | StoreError::Owned { .. } => {
             Problem::new(error.to_string(), "").into()
         }
         error => anyhow::Error::new(error).context("opening the store"),
     };
-    let mut media = offline.media()?;
+    let mut media = Store::media(devices.attached())?;
     let found = Superblock::read(&mut *media[0].io).map_err(|error| refused(error.into()))?;
     let OnDevice::Ours(superblock) = found else {
         let message = format!("{}: there is no store on it", media[0].io.name());
@@ -135,17 +136,18 @@ fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec
     drop(media);
     let shape = superblock.layout.shape;
     let blocks = (BATCH_BYTES / shape.block_bytes()).clamp(2, BATCH_FILES) as u32;
-    let clock = offline.devices.clock();
+    let clock = devices.clock();
+    let (attached, space) = devices.take_attached();
     let (mut opening, start) = (Opening::new(!flags.json), Instant::now());
     let config = StoreConfig {
-        devices: std::mem::take(&mut offline.attached),
+        devices: attached,
         executor: Executor::Host.factory(&clock, None),
         clock,
         shape,
         namespace: Namespace::default(),
-        pool: pool(offline, &shape, blocks)?,
+        pool: pool(&*space, &shape, blocks)?,
         gpu: None,
-        options: StoreOptions { owner: this_process()?, ..options(offline.devices.is_read_only()) },
+        options: StoreOptions { owner: this_process()?, ..options(devices.is_read_only()) },
     };
     let store = Store::open_with(config, |done, all| opening.read(done, all, start.elapsed()));
     opening.finish();
@@ -157,14 +159,14 @@ fn options(read_only: bool) -> StoreOptions {
     StoreOptions { read_only, self_test: writes, deallocate: writes, ..StoreOptions::default() }
 }
 
-fn pool(offline: &Offline, shape: &KvShape, blocks: u32) -> anyhow::Result<KvPool> {
+fn pool(space: &dyn DmaSpace, shape: &KvShape, blocks: u32) -> anyhow::Result<KvPool> {
     let stride = u64::from(shape.object_bytes);
     let tensor = stride * u64::from(blocks);
     let bytes = usize::try_from(tensor * u64::from(shape.rows()))?;
     // The superblock says how large a block is.
     let what = || format!("scrub reads {blocks} blocks at a time into {}", Size(bytes as u64));
     check_memory(bytes as u64, what, "scrub it on a machine with more memory")?;
-    let memory = offline.space.alloc(bytes).context("memory to read into")?;
+    let memory = space.alloc(bytes).context("memory to read into")?;
     Ok(KvPool::contiguous(memory, shape, blocks)?)
 }
 

@@ -76,7 +76,7 @@ struct Config {
     pins: PinConfig,
     http: Option<HttpConfig>,
     store: StackConfig,
-    shape: ShapeConfig,
+    shape: KvShape,
 }
 
 /// Parameters that cannot change while the server runs.
@@ -85,7 +85,7 @@ struct Fixed {
     socket: PathBuf,
     http: Option<SocketAddr>,
     store: StackConfig,
-    shape: ShapeConfig,
+    shape: KvShape,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -140,15 +140,6 @@ impl LimitConfig {
         }
         Ok((user, limits))
     }
-}
-
-#[derive(Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ShapeConfig {
-    layers: u32,
-    segments: u32,
-    object_bytes: u32,
-    block_tokens: u32,
 }
 
 fn clients() -> u32 {
@@ -248,11 +239,9 @@ impl Fixed {
     /// Returns the store that is to be opened.
     fn builder(&self) -> Result<Builder, String> {
         let Self { store, shape, .. } = self;
-        let ShapeConfig { layers, segments, object_bytes, block_tokens } = *shape;
-        let shape = KvShape { layers, segments, object_bytes, block_tokens };
         shape.validate().map_err(|error| format!("shape: {error}"))?;
         // Opening a store proves the path with blocks of its own.
-        Ok(Builder::new(store.clone(), shape).pool(PoolMemory::Own { blocks: 2 }))
+        Ok(Builder::new(store.clone(), *shape).pool(PoolMemory::Own { blocks: 2 }))
     }
 
     /// Looks at the paths of a server, which need not run, and the room. Returns what it found.

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use indicatif::HumanCount;
 pub(crate) use ripieno_stack::Size;
 
 /// Parses a [`Size`] as plain bytes.
@@ -57,15 +58,7 @@ pub(crate) fn count<T: TryFrom<u64> + Clone + Send + Sync + 'static>(
 
 /// Formats a count with a separator every three digits: `288,500`.
 pub(crate) fn grouped(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    HumanCount(count).to_string()
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ impl Sizing {
         let format = Format {
             capacity_bytes: Some(u64::from(files) * file_bytes),
             group: Some(group),
-            ..Format::new(StoreId([0; 16]), args.shape.kv())
+            ..Format::new(StoreId([0; 16]), *args.shape)
         };
         let device_bytes = Store::device_bytes(&format, args.devices.count(), lba_bytes)
             .map_err(|error| Problem::new(error.to_string(), ""))?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use nvme_driver::Nanos;
 use nvme_emu::{BandwidthDial, SimClock};
-use objstore::{Format, KvPool, Overwrite, SharedController, StoreConfig, StoreId, StoreOptions};
+use objstore::{Format, KvPool, Overwrite, StoreConfig, StoreId, StoreOptions};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
     Builder, Gpu, MemoryPlace, OpenSteps, PoolMemory, Route, Stack, StackConfig, StackError, routes,
@@ -47,8 +47,6 @@ pub(crate) struct Opening {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) pool: Pool,
-    /// Of the store's devices: for their logs. To be dropped before the store is closed.
-    pub(crate) controllers: Vec<SharedController>,
     pub(crate) stack: Stack,
     pub(crate) opening: Opening,
 }
@@ -66,7 +64,7 @@ pub(crate) fn open(
         sizing.check_pool(args)?;
     }
     let config = StackConfig { executor: Some(args.executor), ..args.config.clone() };
-    let mut builder = Builder::new(config, args.shape.kv())
+    let mut builder = Builder::new(config, *args.shape)
         .on(devices)
         .pool(memory)
         .controller(args.controller_options())
@@ -76,17 +74,16 @@ pub(crate) fn open(
         builder = builder.format(format(args, sizing));
     }
     let progress = progress::Opening::new(args.shows_progress());
-    let (access, controllers, start) = (None, Vec::new(), Instant::now());
-    let mut steps = Steps { args, sizing, gpu, access, controllers, progress, start };
+    let (access, start) = (None, Instant::now());
+    let mut steps = Steps { args, sizing, gpu, access, progress, start };
     let opened = builder.open_with(&mut steps);
     steps.progress.finish();
     let ms = steps.start.elapsed().as_secs_f64() * 1e3;
-    let Steps { access, controllers, .. } = steps;
-    let stack = opened.map_err(user_error)?;
+    let (access, stack) = (steps.access, opened.map_err(user_error)?);
     let opening = Opening { how, files: stack.store().stats()?.files.stored, ms };
     let access = access.expect("a store is opened when its pool is ready");
     let pool = Pool::new(access, args.shape, sizing.pool_blocks, args.common.seed);
-    Ok(Opened { pool, controllers, stack, opening })
+    Ok(Opened { pool, stack, opening })
 }
 
 fn options(args: &StoreArgs) -> StoreOptions {
@@ -119,7 +116,7 @@ fn format(args: &StoreArgs, sizing: &Sizing) -> Format {
         checksums: !args.common.no_checksums && args.flags.path.memory == MemoryPlace::Host,
         // Directories and drives were checked when they were claimed.
         overwrite: Overwrite::Anything,
-        ..Format::new(StoreId(OsRng.unwrap_err().random()), args.shape.kv())
+        ..Format::new(StoreId(OsRng.unwrap_err().random()), *args.shape)
     }
 }
 
@@ -129,7 +126,6 @@ struct Steps<'a> {
     sizing: &'a Sizing,
     gpu: Option<&'a Arc<Gpu>>,
     access: Option<Box<dyn PoolAccess>>,
-    controllers: Vec<SharedController>,
     progress: progress::Opening,
     /// Begin of the opening itself.
     start: Instant,
@@ -137,7 +133,7 @@ struct Steps<'a> {
 
 impl OpenSteps for Steps<'_> {
     fn route(&mut self, route: Route) -> Result<(), StackError> {
-        (self.access, self.controllers) = (None, Vec::new());
+        self.access = None;
         match route {
             Route::Host => Ok(self.sizing.check_pool(self.args).map_err(Problem::unfit)?),
             Route::Staged | Route::Direct => Ok(()),
@@ -147,7 +143,6 @@ impl OpenSteps for Steps<'_> {
     fn ready(&mut self, config: &mut StoreConfig) -> Result<(), StackError> {
         config.options.run_bytes = self.args.coalesce();
         self.access = Some(self.access(&config.pool)?);
-        self.controllers = config.devices.iter().map(|it| it.controller.clone()).collect();
         self.start = Instant::now();
         Ok(())
     }

@@ -212,7 +212,8 @@ done
 echo "$@" >>"${0%/*}/calls"
 echo "fio: a warning before the report"
 echo '{"jobs": [{"error": 0, "job_runtime": 2000, "usr_cpu": 10, "sys_cpu": 40,
-    "read": {"io_bytes": 500000000, "iops": 750.5}, "write": {"io_bytes": 0, "iops": 249.5}}]}'
+    "read": {"io_bytes": 500000000, "iops": 750.5, "runtime": 1000},
+    "write": {"io_bytes": 0, "iops": 249.5, "runtime": 0}}]}'
 "#;
 
 /// Runs `bench raw` with only this fio in `PATH`.

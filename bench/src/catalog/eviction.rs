@@ -23,15 +23,14 @@ pub fn request(
     (prefix.files, own)
 }
 
-/// Returns the fraction of the trace's blocks that a store of `files` files finds.
-pub fn hit_rate(trace: &Trace, files: u32, policy: PolicyKind) -> f64 {
+/// Serves a trace with a store of `files` files. Returns the blocks found, and the blocks stored.
+pub fn served(trace: &Trace, files: u32, policy: PolicyKind) -> (u64, u64) {
     let (mut catalog, namespace) = plain_catalog(files, 1, policy);
-    let mut hits = 0;
-    for blocks in &trace.requests {
+    trace.requests.iter().fold((0, 0), |(hits, stored), blocks| {
         let keys: Vec<BlockKey> = blocks.iter().map(|block| key(*block, 0)).collect();
-        hits += request(&mut catalog, namespace, &keys).0.len();
-    }
-    hits as f64 / trace.blocks() as f64
+        let (found, own) = request(&mut catalog, namespace, &keys);
+        (hits + found.len() as u64, stored + own.len() as u64)
+    })
 }
 
 /// Belady's bound: after each request, keeps the blocks (of the cache and the request) that are

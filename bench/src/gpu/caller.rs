@@ -55,16 +55,7 @@ pub fn measure(
     let shape = KvShape { layers: size.layers, segments: 2, object_bytes: 512, block_tokens: 16 };
     // Created before a resident kernel runs: in some drivers, creating a stream waits for kernels.
     let engine = CudaStream::new(&gpu.device, None)?;
-    let plan = Plan {
-        route,
-        mode,
-        sms: Some(4),
-        devices: 1,
-        queues: 4,
-        shape,
-        blocks: size.many,
-        buffers: 4,
-    };
+    let plan = Plan { route, mode, devices: 1, shape, blocks: size.many };
     let stack = plan.stack(gpu)?;
     let other = vec![1u8; CACHE_BYTES];
     let call = |blocks| call_ns(&stack, (&engine, &other), plan, blocks);

@@ -36,21 +36,6 @@ impl Size {
         Self { layers: 4, object_bytes: 128 << 10, blocks: 512, devices: 4 }
     }
 
-    /// Returns the plan of a store of this size.
-    pub fn plan(self, route: Route, mode: LaunchMode, sms: Option<u32>) -> Plan {
-        let Self { layers, object_bytes, blocks, devices } = self;
-        Plan {
-            route,
-            mode,
-            sms,
-            devices,
-            queues: 4,
-            shape: KvShape { layers, segments: 1, object_bytes, block_tokens: 64 },
-            blocks,
-            buffers: layers.min(4),
-        }
-    }
-
     fn layer_bytes(self) -> usize {
         self.object_bytes as usize * self.blocks as usize
     }
@@ -65,7 +50,9 @@ pub fn measure(
     rounds: u32,
 ) -> Result<Sides> {
     let mut copy = Copy::new(gpu, size)?;
-    let stack = size.plan(route, mode, Some(4)).stack(gpu)?;
+    let Size { layers, object_bytes, blocks, devices } = size;
+    let shape = KvShape { layers, segments: 1, object_bytes, block_tokens: 64 };
+    let stack = Plan { route, mode, devices, shape, blocks }.stack(gpu)?;
     let blocks = scattered(size.blocks);
     let sides = Sides::measure(rounds, |_| -> Result<_> {
         let (bytes, took) = timed(|| stack.retrieve(&blocks));

@@ -96,7 +96,7 @@ impl Controllers {
     /// peer, or memory that the GPU reaches, which is also given the doorbells.
     ///
     /// # Errors
-    /// Returns [`StackError::PeerFull`] or [`StackError::Unfit`], or [`StackError::Cuda`] if the
+    /// Returns [`StackError::Drive`] or [`StackError::Unfit`], or [`StackError::Cuda`] if the
     /// GPU cannot map the doorbells.
     pub(crate) fn outfit(
         &mut self,
@@ -221,7 +221,7 @@ impl Controllers {
     /// Allocates memory of the host, or of the chosen peer, for a KV pool; also returns its name.
     ///
     /// # Errors
-    /// Returns [`StackError::PeerFull`] or [`StackError::Memory`].
+    /// Returns [`StackError::Drive`] or [`StackError::Memory`].
     pub(crate) fn pool_memory(&mut self, bytes: usize) -> Result<(DmaSlice, String), StackError> {
         if let Some(peer) = &mut self.peer {
             return Ok((peer.take(bytes)?, peer.place.to_string()));

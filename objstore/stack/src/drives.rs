@@ -21,6 +21,7 @@ use crate::{
     chosen::MemoryPlace,
     error::StackError,
     held::MARK,
+    size::Size,
     store_dir::{StoreDirError, file_target, until_released},
 };
 
@@ -37,7 +38,8 @@ pub struct DriveIdentity {
 /// keep their signatures there, which tell a drive in use from an empty one.
 const EDGE_BYTES: u64 = 1 << 20;
 /// Where a drive is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum DriveAddress {
     /// Bound to vfio-pci.
     Vfio(PciAddress),
@@ -69,6 +71,20 @@ impl FromStr for DriveAddress {
     }
 }
 
+impl From<DriveAddress> for String {
+    fn from(address: DriveAddress) -> Self {
+        address.to_string()
+    }
+}
+
+impl TryFrom<String> for DriveAddress {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
 /// Returns the name of a drive for users, by that of its controller.
 #[must_use]
 pub fn drive_name(id: &str) -> String {
@@ -76,11 +92,12 @@ pub fn drive_name(id: &str) -> String {
 }
 
 /// A drive and its expected identity.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Drive {
     /// Its address.
     pub address: DriveAddress,
     /// The expected drive; with `None`, only the store's own check applies.
+    #[serde(flatten)]
     pub identity: Option<DriveIdentity>,
 }
 
@@ -118,7 +135,7 @@ impl Peer {
     /// Takes the next `bytes` bytes.
     ///
     /// # Errors
-    /// Returns [`StackError::PeerFull`] if fewer bytes are left.
+    /// Returns [`StackError::Drive`] if fewer bytes are left.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<DmaSlice, StackError> {
         let left = self.arena.left();
         self.arena.take(bytes).map_err(|_| self.full(bytes, left))
@@ -135,7 +152,12 @@ impl Peer {
     }
 
     fn full(&self, wanted: usize, left: usize) -> StackError {
-        StackError::PeerFull { place: self.place, wanted, left, all: self.bar.len() }
+        let [wanted, left, all] = [wanted, left, self.bar.len()].map(|bytes| Size(bytes as u64));
+        StackError::Drive {
+            drive: self.place.to_string(),
+            why: format!("{wanted} more are needed, {left} of its {all} are left"),
+            hint: "use fewer blocks of the KV pool",
+        }
     }
 }
 

@@ -8,10 +8,7 @@ use nvme_driver::{DmaError, platform::vfio::VfioError, remedy};
 use nvme_emu::EmuError;
 use objstore::{RegistrationError, Route, StoreError};
 
-use crate::{
-    chosen::{MemoryPlace, NotTaken},
-    store_dir::StoreDirError,
-};
+use crate::{chosen::NotTaken, store_dir::StoreDirError};
 
 /// An error, whose message says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +56,7 @@ pub enum StackError {
         /// The cause, with advice.
         source: VfioError,
     },
-    /// A drive cannot hold a store.
+    /// A drive cannot hold a store, or the memory of another function is used up.
     #[error("{drive}: {why}; {hint}")]
     Drive {
         /// Its address.
@@ -79,18 +76,6 @@ pub enum StackError {
         drive: String,
         /// Its contents.
         found: String,
-    },
-    /// The memory of another function is used up.
-    #[error("{place}: {wanted} more bytes are needed, {left} of its {all} are left")]
-    PeerFull {
-        /// The memory.
-        place: MemoryPlace,
-        /// Bytes requested.
-        wanted: usize,
-        /// Bytes left.
-        left: usize,
-        /// Bytes in total.
-        all: usize,
     },
     /// An error of the GPU.
     #[error(transparent)]

@@ -83,15 +83,6 @@ pub enum RankMedia {
     },
 }
 
-/// A drive of a rank.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct RankDrive {
-    /// Its address when it was last given. Older stores have that of PCI alone.
-    address: String,
-    #[serde(flatten)]
-    identity: DriveIdentity,
-}
-
 /// LBA size of the catalog's file if the ranks have drives.
 const CATALOG_LBA_BYTES: u32 = 4096;
 
@@ -103,13 +94,12 @@ struct Manifest {
     id: [u8; 16],
     ranks: u32,
     files: u32,
-    layers: u32,
-    segments: u32,
-    object_bytes: u32,
-    block_tokens: u32,
-    /// Those of the first rank first; empty if the ranks have store directories.
+    #[serde(flatten)]
+    shape: KvShape,
+    /// Those of the first rank first; empty if the ranks have store directories. Addresses are
+    /// those that were given last, and of PCI alone in older stores.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    drives: Vec<RankDrive>,
+    drives: Vec<Drive>,
     /// With drives: requested bytes of all ranks; 0: all that fits. Missing in older stores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     drive_bytes: Option<u64>,
@@ -127,11 +117,6 @@ impl Manifest {
             }
             found => Ok(found),
         }
-    }
-
-    fn shape(&self) -> KvShape {
-        let Self { layers, segments, object_bytes, block_tokens, .. } = *self;
-        KvShape { layers, segments, object_bytes, block_tokens }
     }
 }
 
@@ -169,14 +154,13 @@ impl Ranks {
             Some(found) => found,
             None => Self::make(dir, options, clock)?,
         };
-        let wanted = (options.ranks, options.shape);
-        if (found.ranks, found.shape()) != wanted {
+        if (found.ranks, found.shape) != (options.ranks, options.shape) {
             let why = format!(
                 "in {} holds a store for {} ranks and {:?}, and {} ranks and {:?} were asked for; \
                  name another directory, or remove this one",
                 dir.display(),
                 found.ranks,
-                found.shape(),
+                found.shape,
                 options.ranks,
                 options.shape
             );
@@ -216,11 +200,9 @@ impl Ranks {
 
     /// Records the current addresses of the drives.
     fn find_drives(&mut self, media: &RankMedia) -> Result<(), StackError> {
-        let asked: Vec<String> = match media {
-            RankMedia::Files { .. } => Vec::new(),
-            RankMedia::Drives { addresses, .. } => {
-                addresses.iter().map(ToString::to_string).collect()
-            }
+        let asked: &[DriveAddress] = match media {
+            RankMedia::Files { .. } => &[],
+            RankMedia::Drives { addresses, .. } => addresses,
         };
         let drives = &mut self.manifest.drives;
         if drives.len() != asked.len() {
@@ -236,11 +218,11 @@ impl Ranks {
             );
             return Err(StackError::Config { field: "devices", problem });
         }
-        if drives.iter().map(|drive| &drive.address).eq(&asked) {
+        if drives.iter().map(|drive| &drive.address).eq(asked) {
             return Ok(());
         }
         // They may have moved: serial numbers are compared when they are opened.
-        drives.iter_mut().zip(asked).for_each(|(drive, address)| drive.address = address);
+        drives.iter_mut().zip(asked).for_each(|(drive, now)| drive.address = now.clone());
         Ok(store_dir::write_json(&self.dir, NAME, &self.manifest)?)
     }
 
@@ -275,7 +257,7 @@ impl Ranks {
     /// Returns the shape of a KV block on each rank.
     #[must_use]
     pub fn shape(&self) -> KvShape {
-        self.manifest.shape()
+        self.manifest.shape
     }
 
     /// Returns the directory of the catalog.
@@ -294,15 +276,9 @@ impl Ranks {
             return Ok(StoreDir::open(&self.rank_dir(rank))?.into());
         }
         let each = drives.len() / *ranks as usize;
-        let own = drives.iter().skip(rank as usize * each).take(each);
-        let drive = |drive: &RankDrive| match drive.address.parse() {
-            Ok(address) => Ok(Drive { address, identity: Some(drive.identity.clone()) }),
-            Err(error) => {
-                let why = format!("{}: {error}", drive.address);
-                Err(StoreDirError::Damaged { path: self.dir.join(NAME), why })
-            }
-        };
-        Ok(own.map(drive).collect::<Result<Vec<_>, _>>()?.into())
+        let own: Vec<Drive> =
+            drives.iter().skip(rank as usize * each).take(each).cloned().collect();
+        Ok(own.into())
     }
 
     /// Returns the directory of a rank's data.
@@ -339,17 +315,13 @@ impl Ranks {
             None => store_dir::check_empty(dir, |name| name == "store.json.new")?,
         }
         let RanksOptions { ranks, shape, .. } = *options;
-        let KvShape { layers, segments, object_bytes, block_tokens } = shape;
         let manifest = Manifest {
             ripieno_ranks: VERSION,
             state: State::Making,
             id,
             ranks,
             files: 0,
-            layers,
-            segments,
-            object_bytes,
-            block_tokens,
+            shape,
             drives: Vec::new(),
             drive_bytes: match options.media {
                 RankMedia::Files { .. } => None,
@@ -404,10 +376,9 @@ impl Ranks {
                     let format = Format { capacity_bytes, overwrite, ..part };
                     let (found, identities) = make(Devices::drives(share), &format, clock)?;
                     files = files.min(found);
-                    let drives = share.iter().zip(identities).map(|(address, identity)| {
-                        RankDrive { address: address.to_string(), identity }
-                    });
-                    self.manifest.drives.extend(drives);
+                    let drives = share.iter().cloned().zip(identities);
+                    let drive = |(address, id)| Drive { address, identity: Some(id) };
+                    self.manifest.drives.extend(drives.map(drive));
                 }
                 CATALOG_LBA_BYTES
             }

@@ -83,7 +83,7 @@ impl PoolPlan<'_> {
     ///
     /// # Errors
     /// Returns [`StackError::Unfit`] if the route does not work here; also [`StackError::Memory`],
-    /// [`StackError::Pool`], [`StackError::Cuda`] or [`StackError::PeerFull`].
+    /// [`StackError::Pool`], [`StackError::Cuda`] or [`StackError::Drive`].
     pub(crate) fn register(
         &self,
         route: Route,

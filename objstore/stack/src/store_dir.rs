@@ -44,7 +44,8 @@ use rustix::{fs::FallocateFlags, io::Errno};
 
 pub use error::{Holder, StoreDirError};
 pub(crate) use lock::Lock;
-use manifest::{Device, Manifest};
+use manifest::Manifest;
+pub use manifest::StoreDirDevice;
 pub(crate) use manifest::{State, read_json, write_json};
 
 use crate::expand_home;
@@ -81,17 +82,6 @@ pub struct StoreDirOptions {
     pub media: StoreDirMedia,
     /// Bytes of an LBA: 512 or 4096.
     pub lba_bytes: u32,
-}
-
-/// A device of a store directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreDirDevice {
-    /// The file or block device.
-    pub path: PathBuf,
-    /// Its controller's serial number.
-    pub serial: String,
-    /// Its size in bytes.
-    pub bytes: u64,
 }
 
 /// A directory, locked while this exists. Dropping a new one before `set_ready` removes it.
@@ -301,11 +291,9 @@ impl StoreDir {
 
     /// Returns the devices, in order.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = StoreDirDevice> + '_ {
-        self.manifest.devices.iter().map(|device| StoreDirDevice {
-            path: self.dir.join(&device.path),
-            serial: device.serial.clone(),
-            bytes: device.bytes,
-        })
+        let inside = |device: &StoreDirDevice| self.dir.join(&device.path);
+        let devices = self.manifest.devices.iter();
+        devices.map(move |device| StoreDirDevice { path: inside(device), ..device.clone() })
     }
 
     /// Opens the media, bypassing the page cache: a software controller for each device, named by
@@ -383,7 +371,7 @@ impl Drop for StoreDir {
 }
 
 /// Returns the devices of a new store directory.
-fn devices(options: &StoreDirOptions) -> Result<Vec<Device>, StoreDirError> {
+fn devices(options: &StoreDirOptions) -> Result<Vec<StoreDirDevice>, StoreDirError> {
     let wrong = |why: String| StoreDirError::Options { why };
     if ![512, 4096].contains(&options.lba_bytes) {
         let found = options.lba_bytes;
@@ -404,7 +392,7 @@ fn devices(options: &StoreDirOptions) -> Result<Vec<Device>, StoreDirError> {
                 let why = format!("needs at least a MiB a device: {bytes} bytes are too few");
                 return Err(wrong(why));
             }
-            let file = |index| Device {
+            let file = |index| StoreDirDevice {
                 serial: serial(index),
                 path: format!("{FILE}{index}{FILE_END}").into(),
                 bytes: each,
@@ -432,7 +420,7 @@ fn devices(options: &StoreDirOptions) -> Result<Vec<Device>, StoreDirError> {
                          blocks of 512 bytes (--lba 512), or end the partition at a multiple"
                     )));
                 }
-                Ok(Device { serial: serial(index), path: path.clone(), bytes })
+                Ok(StoreDirDevice { serial: serial(index), path: path.clone(), bytes })
             })
             .collect(),
     }
@@ -511,7 +499,7 @@ pub(crate) fn check_empty(dir: &Path, is_ours: impl Fn(&str) -> bool) -> Result<
 }
 
 /// Makes the file of a device.
-fn make(dir: &Path, device: &Device) -> Result<(), StoreDirError> {
+fn make(dir: &Path, device: &StoreDirDevice) -> Result<(), StoreDirError> {
     let path = dir.join(&device.path);
     let mut options = File::options();
     let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path);
@@ -551,7 +539,7 @@ fn allocate(dir: &Path, path: &Path, file: &File, bytes: u64) -> Result<(), Stor
 fn check(
     dir: &Path,
     index: usize,
-    device: &Device,
+    device: &StoreDirDevice,
     is_read_only: bool,
 ) -> Result<(), StoreDirError> {
     let path = dir.join(&device.path);

@@ -214,7 +214,7 @@ impl Measure<'_, '_> {
     }
 
     fn shape(&self) -> KvShape {
-        self.session.args.shape.kv()
+        *self.session.args.shape
     }
 
     fn bytes(&self, size: u32) -> u64 {

@@ -15,7 +15,6 @@ use super::report::Setting;
 use crate::config::{ReplayFlags, StoreArgs};
 use crate::drives;
 use crate::interrupt::Interrupt;
-use crate::media;
 use crate::plan::Plan;
 use crate::pool::{Item, LAYERS_AHEAD, Pool};
 use crate::problem::{Problem, none_of, user_error};
@@ -96,26 +95,19 @@ pub(super) fn with<T>(
     let gpu = args.executor.gpu().map_err(user_error)?;
     let sim = args.is_virtual.then(|| Sim::new(args));
     interrupt.orderly();
-    let mut found = drives::open(args, gpu.as_deref())?;
+    let found = drives::open(args, gpu.as_deref())?;
     let lba_bytes = replay::lba_bytes(args, found.as_ref());
     args.check_prp(lba_bytes)?;
     let plan = plan(args, blocks);
     let other_flags = |problem: Problem| problem.with_hint(hint);
     let sizing = Sizing::new(args, &plan, lba_bytes).map_err(other_flags)?;
     sizing.check_machine(args, false).map_err(other_flags)?;
-    if let Some(found) = &mut found {
-        drives::claim(found, sizing.device_bytes, args.config.overwrite.unwrap_or_default())?;
-    }
-    let devices = match (found, args.devices.emu(), &sim) {
-        (Some(drives), ..) => drives,
-        (None, Some(emu), Some(sim)) => media::simulated(emu, &sizing, sim)?,
-        (None, Some(emu), None) => media::devices(emu, &sizing, None)?,
-        (None, None, _) => unreachable!("drives were opened"),
-    };
+    let (devices, how) = replay::devices(args, &sizing, found, None, sim.as_ref())?;
     let clock = devices.clock();
-    let opened = stack::open(args, &sizing, (devices, "scratch"), gpu.as_ref())?;
-    let Opened { pool, controllers, stack, .. } = opened;
+    let opened = stack::open(args, &sizing, (devices, how), gpu.as_ref())?;
+    let Opened { pool, stack, .. } = opened;
     let store = stack.store().clone();
+    let controllers = store.plane().controllers()?;
     let medium = Medium::or_scaled(medium, args.scale);
     let mut session = Session {
         args,

@@ -176,7 +176,7 @@ pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
             let costs = costs(&found, known).context("the measured times make no curve")?;
             let Found { read, write, mix, .. } = found;
             let mixed = costs.as_ref().filter(|_| !mix.is_empty()).map(|costs| costs.mixed);
-            let (simulated, object_bytes) = (args.is_virtual, args.shape.kv().object_bytes);
+            let (simulated, object_bytes) = (args.is_virtual, args.shape.object_bytes);
             let not_rising = [not_rising("read", &read), not_rising("write", &write)].concat();
             let table = match costs {
                 Some(costs) => slack_table(flags.out.as_deref(), setting(drives), costs)?,

@@ -15,11 +15,10 @@ use anyhow::bail;
 use kv_catalog::{
     FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, SUPERBLOCK_BYTES, Superblock, foreign_signature,
 };
-use objstore::{Medium, StoreId};
+use objstore::{Medium, Store, StoreDevice, StoreId};
 use ripieno_stack::{edges, namespaces, read_file};
 use serde::{Deserialize, Serialize};
 
-use crate::offline::Offline;
 use crate::problem::Problem;
 
 /// Superblock writes of a format. Opening the store adds one.
@@ -61,9 +60,9 @@ fn parts(whole: &Medium, store: &Medium) -> [Range<u64>; 2] {
 ///
 /// # Errors
 /// Returns an error if a device cannot be read, or if the file exists or cannot be written.
-pub(super) fn save(path: &Path, store: StoreId, offline: &Offline) -> anyhow::Result<()> {
+pub(super) fn save(path: &Path, store: StoreId, devices: &[StoreDevice]) -> anyhow::Result<()> {
     let (mut list, mut saved) = (Vec::new(), Vec::new());
-    let media = namespaces(&offline.attached)?.into_iter().zip(offline.media()?);
+    let media = namespaces(devices)?.into_iter().zip(Store::media(devices)?);
     for (device, (mut whole, store)) in media.enumerate() {
         for range in parts(&whole, &store) {
             let (offset, bytes) = (range.start, range.end - range.start);
@@ -89,7 +88,7 @@ pub(super) fn save(path: &Path, store: StoreId, offline: &Offline) -> anyhow::Re
 ///
 /// # Errors
 /// Returns a [`Problem`] if the file belongs to other devices, or if they were used since.
-pub(super) fn put_back(path: &Path, offline: &Offline) -> anyhow::Result<u64> {
+pub(super) fn put_back(path: &Path, devices: &[StoreDevice]) -> anyhow::Result<u64> {
     let file = read_file(path, BYTES_MAX).map_err(|error| {
         let what = format!("--undo {}: it cannot be read: {error}", path.display());
         Problem::new(what, "name the file that formatting these devices saved")
@@ -109,8 +108,8 @@ pub(super) fn put_back(path: &Path, offline: &Offline) -> anyhow::Result<u64> {
     if bytes != Some(saved.len() as u64) || crc32c::crc32c(saved) != head.crc32c {
         bail!(wrong("it is damaged"));
     }
-    let mut whole = namespaces(&offline.attached)?;
-    let mut stores = offline.media()?;
+    let mut whole = namespaces(devices)?;
+    let mut stores = Store::media(devices)?;
     let expected = whole.iter().zip(&stores).enumerate().flat_map(|(device, (whole, store))| {
         parts(whole, store).map(|range| (device, whole.identity.to_string(), range))
     });

@@ -20,23 +20,23 @@ struct Line {
 }
 
 /// Attaches the drive through a controller of its own, of a subsystem with several (CMIC, NMIC).
-fn attached(id: &str, media: &MemoryMedia) -> Offline {
+fn attached(id: &str, media: &MemoryMedia) -> Devices {
     let patch = |cns, offset, byte| IdentifyPatch { cns, offset, bytes: vec![byte] };
     let patches = vec![patch(1, 76, 2), patch(0, 30, 1)];
     let identify = IdentifyOverrides { patches, ..Default::default() };
     let config = EmuConfig { serial: "SUB".into(), ..EmuConfig::new(id) };
     let config = config.namespace(media.clone(), 4096);
     let config = config.faults(FaultPlan { identify, ..FaultPlan::default() });
-    Offline::attach(vec![config]).unwrap()
+    offline::attach(vec![config]).unwrap()
 }
 
 #[test]
 fn a_store_that_another_process_opens_meanwhile_is_not_repaired() {
     let shape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
     let media = MemoryMedia::new(64 << 20).unwrap();
-    let offline = || attached("ours", &media);
+    let ours = || attached("ours", &media);
     let other = attached("other", &media);
-    Store::format(&other.attached, &Format::new(StoreId([7; 16]), shape)).unwrap();
+    Store::format(other.attached(), &Format::new(StoreId([7; 16]), shape)).unwrap();
     media.poke(COPY, &[0xff; 64]).unwrap();
     let damaged = |media: &MemoryMedia| {
         let mut bytes = vec![0; 64];
@@ -48,9 +48,9 @@ fn a_store_that_another_process_opens_meanwhile_is_not_repaired() {
     let owner = Owner { id: [1; 16], host: "there".into(), pid: 5, since: 0 };
     let (stop, stopped) = channel::<()>();
     let error = thread::scope(|scope| {
-        let checked = check_devices(&flags, offline(), |found| {
+        let checked = check_devices(&flags, &ours(), |found| {
             let survey = Survey::take(found, |_, _| {})?;
-            let mut io = Store::media(&other.attached)?.remove(0).io;
+            let mut io = Store::media(other.attached())?.remove(0).io;
             owner.claim(&mut *io)?;
             let owner = &owner;
             scope.spawn(move || {
@@ -69,6 +69,6 @@ fn a_store_that_another_process_opens_meanwhile_is_not_repaired() {
     assert!(error.contains("there"), "{error}");
     assert!(damaged(&media), "it was written to");
     let take = |found: &mut [Medium]| Survey::take(found, |_, _| {});
-    assert_eq!(check_devices(&flags, offline(), take).unwrap(), 0);
+    assert_eq!(check_devices(&flags, &ours(), take).unwrap(), 0);
     assert!(!damaged(&media), "nothing keeps it from being repaired now");
 }

@@ -11,7 +11,7 @@ fn pool(blocks: u32) -> Pool {
     let shape = Shape::new(&MODELS[0], 64).unwrap();
     let bytes = Pool::bytes(&shape, blocks) as usize;
     let memory = EmuDomain::new("test").alloc(bytes).unwrap();
-    let registered = KvPool::contiguous(memory, &shape.kv(), blocks).unwrap();
+    let registered = KvPool::contiguous(memory, &shape, blocks).unwrap();
     let access = CpuAccess::new(&registered, bytes).unwrap();
     Pool::new(Box::new(access), shape, blocks, 3)
 }
@@ -63,7 +63,7 @@ fn objects_do_not_overlap_for_a_gpu() {
         let domain = EmuDomain::with_copies("test", gpu.for_store().copies);
         let memory = gpu.device().allocate(64 << 10).unwrap().into_external();
         let memory = domain.import(memory).unwrap();
-        let registered = KvPool::contiguous(memory, &shape.kv(), 5).unwrap();
+        let registered = KvPool::contiguous(memory, &shape, 5).unwrap();
         let access = GpuAccess::new(&gpu, &registered, bytes, 64).unwrap();
         objects_do_not_overlap(Pool::new(Box::new(access), shape, 5, 3));
     });

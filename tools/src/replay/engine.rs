@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use objstore::{BlockId, BlockKey, Layer, Prefix, Store, StoreError, StoreEvent};
+use objstore::{BlockId, BlockKey, Layer, Prefix, Store, StoreError, StoreEvent, Transfer};
 use ripieno_stack::ComputeSaved;
 
 use crate::interrupt::Interrupt;
@@ -58,10 +58,19 @@ impl Tally {
     }
 }
 
+/// What is done with a window.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// Retrieve, for the request of this number.
+    Retrieve(u64),
+    /// Retrieve, in the final check.
+    Check,
+    Store,
+}
+
 /// Some blocks of a request and their places in the pool.
 struct Window<'a> {
-    /// `None` in the final check.
-    request: Option<u64>,
+    way: Way,
     /// Index of its first block in the request.
     first: usize,
     keys: &'a [BlockKey],
@@ -69,9 +78,21 @@ struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// Returns the meter for retrieves of this window.
+    /// Returns the number of the request; `None` in the final check.
+    fn request(&self) -> Option<u64> {
+        match self.way {
+            Way::Retrieve(request) => Some(request),
+            Way::Check | Way::Store => None,
+        }
+    }
+
+    /// Returns the meter for transfers of this window.
     fn meter<'t>(&self, tally: &'t mut Tally) -> &'t mut Meter {
-        if self.request.is_some() { &mut tally.retrieve } else { &mut tally.final_check }
+        match self.way {
+            Way::Retrieve(_) => &mut tally.retrieve,
+            Way::Check => &mut tally.final_check,
+            Way::Store => &mut tally.store,
+        }
     }
 }
 
@@ -127,7 +148,7 @@ impl Engine<'_> {
         let keys = plan.keys(index);
         let prefix = self.store.lookup(keys).with_context(|| format!("request {index}: lookup"))?;
         let hits = self
-            .retrieve(Some(index as u64), 0, keys, &prefix)
+            .retrieve(Way::Retrieve(index as u64), 0, keys, &prefix)
             .with_context(|| format!("request {index}: retrieving"))?;
         if let Some(saved) = self.saved.as_ref().filter(|_| hits > 0) {
             let tokens = hits as u32 * self.shape.block_tokens;
@@ -155,7 +176,8 @@ impl Engine<'_> {
                 continue;
             }
             let prefix = self.store.lookup(keys).context("the final check: lookup")?;
-            let done = self.retrieve(None, start, keys, &prefix).context("the final check")?;
+            let done =
+                self.retrieve(Way::Check, start, keys, &prefix).context("the final check")?;
             seen.extend(keys[start..start + done].iter().copied());
             self.tally.blocks_checked += done as u64;
         }
@@ -166,7 +188,7 @@ impl Engine<'_> {
     /// number of leading blocks that arrived.
     fn retrieve(
         &mut self,
-        request: Option<u64>,
+        way: Way,
         start: usize,
         keys: &[BlockKey],
         prefix: &Prefix,
@@ -175,7 +197,7 @@ impl Engine<'_> {
         while at < prefix.len() && (at == start || !self.is_over()) {
             let end = prefix.len().min(at + self.pool.blocks());
             let blocks = self.pool.take(end - at);
-            let window = Window { request, first: at, keys: &keys[at..end], blocks };
+            let window = Window { way, first: at, keys: &keys[at..end], blocks };
             if !self.retrieve_window(&window, prefix)? {
                 break;
             }
@@ -186,30 +208,40 @@ impl Engine<'_> {
 
     fn retrieve_window(&mut self, window: &Window<'_>, prefix: &Prefix) -> anyhow::Result<bool> {
         let load = self.store.retrieve_from(prefix, window.first, &window.blocks)?;
-        let mut flights = Flights::default();
-        let mut failed = None;
-        let mut next = 0;
+        let failed = self.move_layers(window, &load)?;
+        drop(load);
+        self.settle(failed)
+    }
+
+    /// Moves the layers of a window, several at a time: fills in those to store, and checks those
+    /// that were retrieved. Returns the first failure.
+    fn move_layers(
+        &mut self,
+        window: &Window<'_>,
+        transfer: &Transfer,
+    ) -> anyhow::Result<Option<StoreError>> {
+        let is_read = !matches!(window.way, Way::Store);
+        let (mut flights, mut failed, mut next) = (Flights::default(), None, 0);
         loop {
             if next < self.shape.layers && failed.is_none() && flights.len() < LAYERS_AHEAD {
-                self.poison(window, next, &mut flights)?;
+                self.prepare(window, next, &mut flights)?;
                 window.meter(&mut self.tally).begin();
                 let order = self.pool.access().order();
-                let issued = self.store.start(&load, Layer(next), order);
+                let issued = self.store.start(transfer, Layer(next), order);
                 flights.push(next, issued, window.meter(&mut self.tally));
                 next += 1;
                 continue;
             }
-            let Some(flight) = flights.pop() else { break };
-            let check = self.announce(window, &flight)?;
-            match flight.wait(self.store, window.meter(&mut self.tally)) {
-                Ok(_) => self.compare(window, check, &mut flights)?,
-                Err(error) => {
+            let Some(flight) = flights.pop() else { return Ok(failed) };
+            let check = is_read.then(|| self.announce(window, &flight)).transpose()?;
+            match (flight.wait(self.store, window.meter(&mut self.tally)), check) {
+                (Ok(_), Some(check)) => self.compare(window, check, &mut flights)?,
+                (Ok(_), None) => {}
+                (Err(error), _) => {
                     failed.get_or_insert(error);
                 }
             }
         }
-        drop(load);
-        self.settle(failed)
     }
 
     /// Fills and stores the blocks from `start` on, as long as there is room.
@@ -223,8 +255,8 @@ impl Engine<'_> {
         while at < keys.len() && !self.is_over() {
             let end = keys.len().min(at + self.pool.blocks());
             let blocks = self.pool.take(end - at);
-            let window = Window { request: None, first: at, keys: &keys[at..end], blocks };
-            let stored = self.store_window(&window)?;
+            let window = Window { way: Way::Store, first: at, keys: &keys[at..end], blocks };
+            let stored = self.store_window(window)?;
             at += stored;
             if at < end {
                 self.tally.blocks_left_out += (keys.len() - at) as u64;
@@ -240,36 +272,16 @@ impl Engine<'_> {
     }
 
     /// Returns the number of leading blocks of the window that are now stored.
-    fn store_window(&mut self, window: &Window<'_>) -> anyhow::Result<usize> {
+    fn store_window(&mut self, mut window: Window<'_>) -> anyhow::Result<usize> {
         let save = self.store.allocate(window.keys, &window.blocks)?;
         let accepted = save.accepted();
         if accepted == 0 {
             return Ok(0);
         }
-        let mut flights = Flights::default();
-        let mut failed = None;
-        let mut next = 0;
-        loop {
-            if next < self.shape.layers && failed.is_none() && flights.len() < LAYERS_AHEAD {
-                self.make(window, accepted, next, &mut flights)?;
-                self.tally.store.begin();
-                let order = self.pool.access().order();
-                let issued = self.store.start(&save, Layer(next), order);
-                flights.push(next, issued, &mut self.tally.store);
-                next += 1;
-                continue;
-            }
-            let Some(flight) = flights.pop() else { break };
-            if let Err(error) = flight.wait(self.store, &mut self.tally.store) {
-                failed.get_or_insert(error);
-            }
-        }
-        let failed = match failed {
+        window.blocks.truncate(accepted);
+        let failed = match self.move_layers(&window, &save)? {
             None => self.store.commit(save).err(),
-            Some(error) => {
-                drop(save);
-                Some(error)
-            }
+            failed => failed,
         };
         Ok(if self.settle(failed)? { accepted } else { 0 })
     }
@@ -287,30 +299,24 @@ impl Engine<'_> {
         }
     }
 
-    /// Fills in one layer of the first `count` blocks, as the engine's model would.
-    fn make(
+    /// Fills in a layer to store, as the engine's model would. Of one to retrieve, overwrites the
+    /// parts that will be checked, so that stale bytes are detected.
+    fn prepare(
         &mut self,
         window: &Window<'_>,
-        count: usize,
         layer: u32,
         flights: &mut Flights,
     ) -> anyhow::Result<()> {
         let whole = (0, self.shape.object_bytes as usize);
-        let batch = self.batch(window, count, layer, |_, _| std::iter::once(whole));
-        let poll = &mut || flights.poll(self.store, &mut self.tally.store);
-        self.pool.access().make(&batch.items, poll)
-    }
-
-    /// Overwrites the parts that will be checked, so that stale bytes are detected.
-    fn poison(
-        &mut self,
-        window: &Window<'_>,
-        layer: u32,
-        flights: &mut Flights,
-    ) -> anyhow::Result<()> {
-        let batch = self.sample(window, layer);
+        let (is_read, batch) = match window.way {
+            Way::Store => (false, self.batch(window, layer, |_, _| [whole])),
+            Way::Retrieve(_) | Way::Check => (true, self.sample(window, layer)),
+        };
         let poll = &mut || flights.poll(self.store, window.meter(&mut self.tally));
-        self.pool.access().poison(&batch.items, poll)
+        match is_read {
+            true => self.pool.access().poison(&batch.items, poll),
+            false => self.pool.access().make(&batch.items, poll),
+        }
     }
 
     /// Announces the check of a layer in flight.
@@ -344,7 +350,7 @@ impl Engine<'_> {
                 continue;
             }
             let block = window.first as u64 + u64::from(index);
-            let mismatch = Mismatch::new(window.request, block, (layer, segment), difference);
+            let mismatch = Mismatch::new(window.request(), block, (layer, segment), difference);
             self.tally.findings.add(mismatch);
         }
         Ok(())
@@ -352,27 +358,25 @@ impl Engine<'_> {
 
     /// Returns the parts of a layer to check.
     fn sample(&self, window: &Window<'_>, layer: u32) -> Batch {
-        let request = window.request.unwrap_or(u64::MAX);
-        self.batch(window, window.blocks.len(), layer, |key, segment| {
+        let request = window.request().unwrap_or(u64::MAX);
+        self.batch(window, layer, |key, segment| {
             self.sampler.parts(request, key, layer * self.shape.segments + segment)
         })
     }
 
-    /// Returns parts of one layer of the first `count` blocks.
-    fn batch<P: Iterator<Item = Part>>(
+    /// Returns parts of one layer of the window's blocks.
+    fn batch<P: IntoIterator<Item = Part>>(
         &self,
         window: &Window<'_>,
-        count: usize,
         layer: u32,
         parts: impl Fn(BlockKey, u32) -> P,
     ) -> Batch {
         let mut batch = Batch::default();
-        for (index, (&block, &key)) in window.blocks.iter().zip(window.keys).take(count).enumerate()
-        {
+        for (index, (&block, &key)) in (0..).zip(window.blocks.iter().zip(window.keys)) {
             for segment in 0..self.shape.segments {
                 for part in parts(key, segment) {
                     batch.items.push(self.pool.item(block, key, (layer, segment), part));
-                    batch.objects.push((index as u32, segment));
+                    batch.objects.push((index, segment));
                 }
             }
         }

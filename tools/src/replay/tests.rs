@@ -35,7 +35,7 @@ fn replay_on(
     let limits = Limits::of(&args, None);
     let plan = plan(&args).unwrap();
     let sizing = Sizing::new(&args, &plan, limits.lba_bytes).unwrap();
-    let devices = devices(&args, &sizing, None, None).unwrap();
+    let devices = devices(&args, &sizing, None, None, None).unwrap();
     let Opened { pool, stack, opening, .. } = stack::open(&args, &sizing, devices, gpu).unwrap();
     let data = stack.store().superblock().data_region().unwrap();
     let when = FaultWhen {
@@ -182,7 +182,7 @@ fn scrape_with_totals(line: &str, dir: &std::path::Path) -> Scrape {
     let args = StoreArgs::from_line(&line).unwrap();
     let (limits, plan) = (Limits::of(&args, None), plan(&args).unwrap());
     let sizing = Sizing::new(&args, &plan, limits.lba_bytes).unwrap();
-    let devices = devices(&args, &sizing, None, None).unwrap();
+    let devices = devices(&args, &sizing, None, None, None).unwrap();
     let Opened { pool, stack, opening, .. } = stack::open(&args, &sizing, devices, None).unwrap();
     let outcome = drive(&args, &plan, &stack, pool, &mut Interrupt::never()).unwrap();
     let placement = stack.placement().clone();

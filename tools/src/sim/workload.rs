@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use ripieno_sim::{Counted, Request, abort, jitter};
 
+use crate::contents::{GAMMA, finalise};
 use crate::machine::check_memory;
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::problem::Problem;
@@ -236,12 +237,9 @@ fn blocks(hash_ids: &[u64], input: u32, block_tokens: u32) -> Vec<u64> {
     names.take(full).collect()
 }
 
-/// Applies SplitMix64's finaliser, which is a bijection.
+/// Applies a bijection of which every bit of the number affects every bit.
 fn mix(number: u64) -> u64 {
-    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
+    finalise(number.wrapping_add(GAMMA))
 }
 
 #[cfg(test)]

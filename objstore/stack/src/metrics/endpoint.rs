@@ -4,15 +4,10 @@
 //! other. A client has a second for its request, and ten to take the answer.
 
 use std::{
-    convert::Infallible,
     io,
     net::TcpListener,
     os::fd::{AsFd, OwnedFd},
-    sync::{
-        Arc,
-        mpsc::{self, RecvTimeoutError, Sender},
-    },
-    thread::{self, JoinHandle},
+    sync::Arc,
     time::Duration,
 };
 
@@ -25,6 +20,7 @@ use crate::{
     error::StackError,
     http::{Asked, Link, Received, Reply},
     socket_file::SocketFile,
+    watch::Watch,
 };
 
 /// Time for a request's head. Other clients wait meanwhile.
@@ -38,8 +34,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Endpoint {
     listener: Arc<OwnedFd>,
-    stop: Option<Sender<Infallible>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Watch,
     address: MetricsAddress,
     compute_saved: Arc<ComputeSaved>,
     /// Of a Unix socket; dropped after the thread has ended.
@@ -73,27 +68,20 @@ impl Endpoint {
         let listener = Arc::new(listener);
         let mut page = MetricsPage::of(plane, store);
         let (mine, compute_saved) = (listener.clone(), page.compute_saved.clone());
-        let (stop, stopped) = mpsc::channel::<Infallible>();
-        let serve = move || {
-            loop {
-                match rustix::net::accept(&mine) {
-                    // A client that went away has no use for an error.
-                    Ok(connection) => drop(answer(connection, &mut page)),
-                    Err(Errno::INTR | Errno::CONNABORTED) => {}
-                    // Out of descriptors or memory, also if the endpoint ends: this passes, and
-                    // must not take a core.
-                    Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                        if stopped.recv_timeout(PAUSE) != Err(RecvTimeoutError::Timeout) {
-                            return;
-                        }
-                    }
-                    Err(_) => return,
-                }
+        let serve = move || match rustix::net::accept(&mine) {
+            // A client that went away has no use for an error.
+            Ok(connection) => {
+                drop(answer(connection, &mut page));
+                Some(Duration::ZERO)
             }
+            Err(Errno::INTR | Errno::CONNABORTED) => Some(Duration::ZERO),
+            // Out of descriptors or memory, also if the endpoint ends: this passes, and must not
+            // take a core.
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => Some(PAUSE),
+            Err(_) => None,
         };
-        let thread = thread::Builder::new().name("ripieno metrics".to_owned()).spawn(serve);
-        let thread = Some(thread.map_err(|error| StackError::of_threads(&error))?);
-        Ok(Self { listener, stop: Some(stop), thread, address, compute_saved, _file: file })
+        let thread = Watch::spawn("ripieno metrics", serve)?;
+        Ok(Self { listener, _thread: thread, address, compute_saved, _file: file })
     }
 
     /// Returns the address, with the port that the system chose in place of port 0.
@@ -111,10 +99,8 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // Ends `accept`, and a pause before it.
+        // Ends `accept`; that of the thread ends a pause before it.
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
-        drop(self.stop.take());
-        self.thread.take().map(nvme_driver::join);
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Manifest {
     /// Its id.
     pub(super) id: String,
     pub(super) lba_bytes: u32,
-    pub(super) devices: Vec<Device>,
+    pub(super) devices: Vec<StoreDirDevice>,
     /// Speed of each software controller, to try that of a drive; edited by hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) speed: Option<Speed>,
@@ -74,17 +74,18 @@ pub(crate) enum State {
     Ready,
 }
 
-/// The medium of a software controller.
+/// A device of a store directory: the medium of a software controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Device {
+pub struct StoreDirDevice {
     /// Its controller's serial number.
-    pub(super) serial: String,
-    /// Name of a file in the store directory, or path of a block device.
-    pub(super) path: PathBuf,
-    pub(super) bytes: u64,
+    pub serial: String,
+    /// The file or block device; in the parameters, a file's name in the store directory.
+    pub path: PathBuf,
+    /// Its size in bytes.
+    pub bytes: u64,
 }
 
-impl Device {
+impl StoreDirDevice {
     /// Returns true when it is a file of the store directory.
     pub(super) fn is_file(&self) -> bool {
         self.path.is_relative()
@@ -92,7 +93,7 @@ impl Device {
 }
 
 impl Manifest {
-    pub(super) fn new(id: String, lba_bytes: u32, devices: Vec<Device>) -> Self {
+    pub(super) fn new(id: String, lba_bytes: u32, devices: Vec<StoreDirDevice>) -> Self {
         let (state, speed) = (State::Making, None);
         Self { ripieno_home: VERSION, state, id, lba_bytes, devices, speed }
     }
@@ -122,7 +123,7 @@ impl Manifest {
             );
         }
         // It may be removed, so it must be one of ours.
-        let outside = |device: &&Device| {
+        let outside = |device: &&StoreDirDevice| {
             let name = device.path.to_str().unwrap_or_default();
             device.is_file() && super::file_number(name).is_none()
         };
