@@ -56,16 +56,15 @@ enum Direction {
 }
 
 /// The load of both sides.
-struct Load {
+struct Load<'a> {
+    args: &'a FileArgs,
     object_bytes: u32,
-    depth: u32,
-    devices: u32,
-    mib: u32,
 }
 
-impl Load {
+impl Load<'_> {
     fn blocks(&self) -> u32 {
-        let blocks = (u64::from(self.mib) << 20) / u64::from(LAYERS) / u64::from(self.object_bytes);
+        let blocks =
+            (u64::from(self.args.mib) << 20) / u64::from(LAYERS) / u64::from(self.object_bytes);
         blocks as u32
     }
 
@@ -152,8 +151,7 @@ fn measure(
 ) -> Result<[Side; SIDES.len()]> {
     let folder = folder(&args.dir)?;
     let folder = folder.path();
-    let (depth, devices, mib) = (args.depth, args.devices, args.mib);
-    let load = Load { object_bytes, depth, devices, mib };
+    let load = Load { args, object_bytes };
     let store = |name, checksums, executor| {
         Ours::new(folder, name, &load, checksums, executor).context("a store over files")
     };

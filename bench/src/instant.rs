@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use nvme_driver::{
     Bus, DescriptorMode, DmaSlice, DmaSpace, DoorbellPage, Gone, GrantEpoch, Interrupt,
-    InterruptError, QueueGrant, ResetError,
+    InterruptError, Place, Placements, QueueGrant, ResetError,
 };
 use nvme_emu::EmuDomain;
 use nvme_spec::ids::{Nsid, QueueId};
@@ -13,6 +13,8 @@ use nvme_spec::ids::{Nsid, QueueId};
 /// Identifier of the only queue pair.
 pub const QID: QueueId = QueueId(1);
 const DESCRIPTOR_BYTES: u32 = 4096;
+/// Log2 of the LBA size.
+pub const LBA_SHIFT: u8 = 12;
 
 /// A queue pair and the drive's side of it.
 #[derive(Debug)]
@@ -58,24 +60,10 @@ impl Instant {
         let doorbell = |is_cq: usize| -> Result<_> {
             Ok(self.doorbells.slice((usize::from(QID.0) * 2 + is_cq) * 4, 4)?.place())
         };
-        Ok(QueueGrant {
-            epoch: GrantEpoch::new(),
-            qid: QID,
-            sq: self.sq.place(),
-            cq: self.cq.place(),
-            sq_doorbell: doorbell(0)?,
-            cq_doorbell: doorbell(1)?,
-            descriptors: self.descriptors.place(),
-            descriptor_bytes: DESCRIPTOR_BYTES,
-            depth: self.depth,
-            nsid: Nsid(1),
-            lba_shift: 12,
-            lbas: 1 << 40,
-            boundary_lbas: 0,
-            transfer_bytes_max: 512 << 10,
-            descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 1 },
-            placements: nvme_driver::Placements::default(),
-        })
+        let [sq, cq, descriptors] =
+            [&self.sq, &self.cq, &self.descriptors].map(|slice| slice.place());
+        let places = [sq, cq, doorbell(0)?, doorbell(1)?, descriptors];
+        Ok(grant(QID, places, DESCRIPTOR_BYTES, self.depth))
     }
 
     /// Completes all submitted commands in order. Returns their number.
@@ -103,6 +91,34 @@ impl Instant {
     /// Returns the number of completed commands.
     pub fn completed(&self) -> u64 {
         self.completed
+    }
+}
+
+/// Returns the grant of a queue of a controller that completes immediately: its places, which are
+/// submission and completion queue, their doorbells, and descriptors of so many bytes each.
+pub fn grant(
+    qid: QueueId,
+    [sq, cq, sq_doorbell, cq_doorbell, descriptors]: [Place; 5],
+    descriptor_bytes: u32,
+    depth: u32,
+) -> QueueGrant {
+    QueueGrant {
+        epoch: GrantEpoch::new(),
+        qid,
+        sq,
+        cq,
+        sq_doorbell,
+        cq_doorbell,
+        descriptors,
+        descriptor_bytes,
+        depth,
+        nsid: Nsid(1),
+        lba_shift: LBA_SHIFT,
+        lbas: 1 << 40,
+        boundary_lbas: 0,
+        transfer_bytes_max: 512 << 10,
+        descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 1 },
+        placements: Placements::default(),
     }
 }
 

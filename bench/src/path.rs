@@ -46,17 +46,17 @@ pub fn run(args: &PathArgs) -> Result<Report> {
 fn retrieve_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
     let [mut ours, mut copy] = ["retrieve", "memcpy, one thread"].map(|it| Line::new(it, []));
     for bytes in SIZES {
-        let found = retrieve::measure(bytes, args.rounds)?;
+        let (gib_s, commands_per_doorbell) = retrieve::measure(bytes, args.rounds)?;
         let x = f64::from(bytes >> 10);
-        ours.points.push((x, found.gib_s.ours.median()));
-        copy.points.push((x, found.gib_s.theirs.median()));
+        ours.points.push((x, gib_s.ours.median()));
+        copy.points.push((x, gib_s.theirs.median()));
         if bytes == HEADLINE_BYTES {
             let name = "retrieve, 128 KiB objects, one device";
-            let ratio = Ratio::sides(name, "GiB/s", &found.gib_s);
+            let ratio = Ratio::sides(name, "GiB/s", &gib_s);
             report.ratios.push(ratio.aim(Aim::AtLeast(0.6, 0.8)));
             report.counts.push((
                 "commands per submission doorbell, 512 objects of 128 KiB".into(),
-                found.commands_per_doorbell,
+                commands_per_doorbell,
             ));
         }
     }

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use kv_catalog::PolicyKind;
+use kv_tier::TierCounts;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-use self::sizes::Found;
 use crate::{
     catalog::{eviction, trace::Trace},
     report::{Ratio, Report},
@@ -65,7 +65,8 @@ fn hit_rates(name: &str, trace: &Trace, report: &mut Report) {
             .into_iter()
             .chain([(PolicyKind::ReuseRate, QUEUE)])
         {
-            let Found { hits, drive_bytes, fills } = sizes::replay(trace, blocks, policy, queue);
+            let TierCounts { hits, miss_bytes, admissions, .. } =
+                sizes::replay(trace, blocks, policy, queue);
             let rate = 100.0 * hits as f64 / reads;
             let queue = if queue > 0 { format!(" and a queue of {queue}") } else { String::new() };
             let what = format!("{name}, {}{queue}, {} %", policy.name(), size as f64 / 10.0);
@@ -75,8 +76,8 @@ fn hit_rates(name: &str, trace: &Trace, report: &mut Report) {
                 rate,
                 bound,
             ));
-            report.counts.push((format!("TB from the drives, {what}"), drive_bytes as f64 / 1e12));
-            let filled = (fills * BLOCK_BYTES) as f64 / 1e12;
+            report.counts.push((format!("TB from the drives, {what}"), miss_bytes as f64 / 1e12));
+            let filled = (admissions * BLOCK_BYTES) as f64 / 1e12;
             report.counts.push((format!("TB to host memory, {what}"), filled));
         }
     }

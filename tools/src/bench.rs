@@ -42,7 +42,7 @@ use objstore::{KvShape, Overwrite, StoreOptions};
 use ripieno_stack::{Builder, EMU_DEPTH, Executor, Gpu, PoolMemory, Route, StackConfig};
 
 use crate::config::{self, Descriptors, OutputFlags, PathFlags};
-use crate::devices::{self, Devices, EmuChoice};
+use crate::devices::{self, Devices, EmuChoice, Media};
 use crate::interrupt::Interrupt;
 use crate::options::{StoreFlags, Takes};
 use crate::problem::{Problem, user_error};
@@ -52,7 +52,7 @@ use crate::terminal::say;
 use crate::{drives, file, gpu, machine, media};
 
 use contexts::ContextFlags;
-use load::{Bench, Load, Times};
+use load::{Bench, Load};
 use report::{Report, Row, Setting};
 use table::TableFlags;
 
@@ -272,6 +272,19 @@ impl RawFlags {
         self.options.config.queues.unwrap_or(1)
     }
 
+    fn devices(&self) -> Result<Devices, Problem> {
+        let config = &self.options.config;
+        match &self.block[..] {
+            [] => Devices::new(config, self.mdts, LBA_BYTES),
+            paths => Ok(Devices::Emu(EmuChoice {
+                count: paths.len() as u32,
+                media: Media::Blocks(paths.to_vec()),
+                lba_bytes: config.lba.unwrap_or(LBA_BYTES),
+                mdts: devices::MDTS_DEFAULT,
+            })),
+        }
+    }
+
     fn overwrite(&self) -> Overwrite {
         self.options.config.overwrite.unwrap_or_default()
     }
@@ -315,59 +328,10 @@ fn some_time(text: &str) -> Result<Duration, String> {
     if found.is_zero() { Err("expected more than 0 seconds".to_owned()) } else { Ok(found) }
 }
 
-/// Devices to measure.
-#[derive(Debug)]
-enum Target {
-    Devices(Devices),
-    /// Block devices behind software controllers, and their LBA size.
-    Blocks(Vec<PathBuf>, u32),
-}
-
-impl Target {
-    fn new(flags: &RawFlags, executor: Executor) -> Result<Self, Problem> {
-        let config = &flags.options.config;
-        if flags.block.is_empty() {
-            let devices = Devices::new(config, flags.mdts, LBA_BYTES)?;
-            if devices.emu().is_some() {
-                flags.path.check_emulated(executor)?;
-            }
-            return Ok(Self::Devices(devices));
-        }
-        flags.path.check_emulated(executor)?;
-        Ok(Self::Blocks(flags.block.clone(), config.lba.unwrap_or(LBA_BYTES)))
-    }
-
-    /// Returns true if nothing on the devices can be lost.
-    fn is_scratch(&self) -> bool {
-        matches!(self, Self::Devices(Devices::Emu(_)))
-    }
-
-    fn name(&self) -> String {
-        match self {
-            Self::Devices(devices) => match devices.emu() {
-                Some(emu) => format!("{} x {devices}, media {}", emu.count, emu.media()),
-                None => devices.to_string(),
-            },
-            Self::Blocks(paths, _) => {
-                let names: Vec<String> =
-                    paths.iter().map(|path| format!("block:{}", path.display())).collect();
-                names.join(",")
-            }
-        }
-    }
-
-    fn count(&self) -> u32 {
-        match self {
-            Self::Devices(devices) => devices.count(),
-            Self::Blocks(paths, _) => paths.len() as u32,
-        }
-    }
-}
-
 /// Validated arguments.
 struct Raw<'a> {
     flags: &'a RawFlags,
-    target: Target,
+    devices: Devices,
     loads: Vec<Load>,
     executor: Executor,
     route: Route,
@@ -384,14 +348,14 @@ impl<'a> Raw<'a> {
         let usual = if config.is_passthrough() { Executor::File } else { Executor::Inline };
         let executor = Some(config.executor.unwrap_or(usual));
         let executor = flags.path.executor(&StackConfig { executor, ..config.clone() })?;
-        let target = Target::new(flags, executor)?;
-        let has_files = match &target {
-            Target::Devices(devices) => devices.emu().is_some_and(|emu| emu.dir.is_some()),
-            Target::Blocks(..) => true,
-        };
+        let devices = flags.devices()?;
+        if devices.emu().is_some() {
+            flags.path.check_emulated(executor)?;
+        }
+        let has_files = devices.emu().is_some_and(|emu| emu.media != Media::Memory);
         if flags.against.is_some() && !has_files {
             return Err(Problem::new(
-                format!("--against fio: fio cannot use {}", target.name()),
+                format!("--against fio: fio cannot use {}", devices.name()),
                 "name files or block devices, with --path or --block",
             ));
         }
@@ -405,17 +369,16 @@ impl<'a> Raw<'a> {
         let mut patterns = flags.rw.clone();
         if patterns.is_empty() {
             patterns.push(Pattern::Randread);
-            if target.is_scratch() {
+            if is_scratch(&devices) {
                 patterns.push(Pattern::Randwrite);
             }
         }
         let rws: Vec<Rw> =
             patterns.iter().map(|pattern| Rw { pattern: *pattern, mix: flags.rwmixread }).collect();
         let writes = rws.iter().any(|rw| rw.writes());
-        if writes && matches!(target, Target::Blocks(..)) && flags.overwrite() < Overwrite::Anything
-        {
+        if writes && !flags.block.is_empty() && flags.overwrite() < Overwrite::Anything {
             return Err(Problem::new(
-                format!("--rw: {} would be overwritten", target.name()),
+                format!("--rw: {} would be overwritten", devices.name()),
                 "if nothing on it is needed, say --overwrite anything; or name reads only",
             ));
         }
@@ -445,7 +408,7 @@ impl<'a> Raw<'a> {
         }
         let depth = flags.iodepth.iter().copied().max().unwrap_or(1);
         let entries = (depth + 1).next_power_of_two().max(8);
-        Ok(Self { flags, target, loads, executor, route, contexts, entries })
+        Ok(Self { flags, devices, loads, executor, route, contexts, entries })
     }
 
     fn writes(&self) -> bool {
@@ -455,12 +418,12 @@ impl<'a> Raw<'a> {
     /// Returns the transfers in flight on all devices at most.
     fn in_flight(&self) -> u64 {
         let depth = self.loads.iter().map(|load| load.depth).max().unwrap_or(1);
-        u64::from(depth) * u64::from(self.flags.queues()) * u64::from(self.target.count())
+        u64::from(depth) * u64::from(self.flags.queues()) * u64::from(self.devices.count())
     }
 
     /// Returns the bytes of a software controller.
     fn emu_bytes(&self, emu: &EmuChoice) -> u64 {
-        let default = if emu.dir.is_some() { FILE_SIZE } else { MEMORY_SIZE };
+        let default = if emu.dir().is_some() { FILE_SIZE } else { MEMORY_SIZE };
         let bytes = self.flags.size.unwrap_or(default);
         bytes.next_multiple_of(u64::from(emu.lba_bytes))
     }
@@ -476,12 +439,8 @@ impl<'a> Raw<'a> {
     fn check_memory(&self) -> Result<(), Problem> {
         let (pairs, each) = self.buffers();
         let buffers = u64::from(pairs) * 2 * u64::from(each);
-        let media = match &self.target {
-            Target::Devices(Devices::Emu(emu)) if emu.dir.is_none() => {
-                self.emu_bytes(emu) * u64::from(emu.count)
-            }
-            _ => 0,
-        };
+        let in_memory = self.devices.emu().filter(|emu| emu.media == Media::Memory);
+        let media = in_memory.map_or(0, |emu| self.emu_bytes(emu) * u64::from(emu.count));
         let [buffer, medium] = [buffers, media].map(Size);
         let what = || format!("the buffers need {buffer} of memory and the media {medium}");
         machine::check_memory(buffers + media, what, "give a smaller --bs, --iodepth or --size")
@@ -499,22 +458,8 @@ impl<'a> Raw<'a> {
     /// Returns the devices, and the paths of the files that they are; drives are attached and
     /// claimed.
     fn devices(&self) -> anyhow::Result<(ripieno_stack::Devices, Vec<String>)> {
-        match &self.target {
-            Target::Devices(Devices::Emu(emu)) => {
-                let bytes = self.emu_bytes(emu);
-                let one = |index| media::scratch(emu, bytes, true, index);
-                let all = (0..emu.count).map(one).collect::<anyhow::Result<Vec<_>>>()?;
-                let (configs, files): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-                // They have no names. The media keep them open.
-                let path = |number| format!("/proc/{}/fd/{number}", std::process::id());
-                let numbers = files.iter().flatten().map(|it| it.file.as_raw_fd());
-                Ok((configs.into(), numbers.map(path).collect()))
-            }
-            Target::Devices(Devices::Drives(addresses)) => {
-                let drives = ripieno_stack::Devices::drives(addresses);
-                Ok((drives.memory(self.flags.path.memory), Vec::new()))
-            }
-            Target::Blocks(paths, lba_bytes) => {
+        match &self.devices {
+            Devices::Emu(EmuChoice { media: Media::Blocks(paths), lba_bytes, .. }) => {
                 let config = |(index, path): (usize, &PathBuf)| {
                     let media = block_media(path)?;
                     let config = EmuConfig::new(format!("block{index}"));
@@ -524,6 +469,20 @@ impl<'a> Raw<'a> {
                 let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
                 let names = paths.iter().map(|path| path.display().to_string());
                 Ok((configs.into(), names.collect()))
+            }
+            Devices::Emu(emu) => {
+                let bytes = self.emu_bytes(emu);
+                let one = |index| media::scratch(emu, bytes, true, index);
+                let all = (0..emu.count).map(one).collect::<anyhow::Result<Vec<_>>>()?;
+                let (configs, files): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+                // They have no names. The media keep them open.
+                let path = |number| format!("/proc/{}/fd/{number}", std::process::id());
+                let numbers = files.iter().flatten().map(|it| it.file.as_raw_fd());
+                Ok((configs.into(), numbers.map(path).collect()))
+            }
+            Devices::Drives(addresses) => {
+                let drives = ripieno_stack::Devices::drives(addresses);
+                Ok((drives.memory(self.flags.path.memory), Vec::new()))
             }
         }
     }
@@ -543,7 +502,7 @@ impl<'a> Raw<'a> {
         if self.executor == Executor::Inline {
             devices = devices.simulated(SimClock::real());
         }
-        if matches!(self.target, Target::Devices(Devices::Drives(_))) {
+        if self.devices.emu().is_none() {
             devices
                 .attach(&self.controller_options(), gpu.map(|gpu| &**gpu))
                 .map_err(user_error)?;
@@ -590,7 +549,7 @@ impl<'a> Raw<'a> {
 
     /// Writes scratch media once, so that reads find data; files and memory are allocated then.
     fn fill(&self, bench: &mut Bench, interrupt: &mut Interrupt) -> anyhow::Result<()> {
-        if !self.target.is_scratch() {
+        if !is_scratch(&self.devices) {
             return Ok(());
         }
         let all = bench.areas.iter().map(|area| area.bytes).sum();
@@ -641,7 +600,7 @@ impl<'a> Raw<'a> {
         interrupt: &mut Interrupt,
         tick: &mut dyn FnMut(f64, u64),
     ) -> anyhow::Result<Option<Row>> {
-        let times = Times { ramp: self.flags.ramp, runtime: self.flags.runtime };
+        let times = (self.flags.ramp, self.flags.runtime);
         let before = check::counted(bench)?;
         let Some(found) = bench.run(load, times, interrupt, tick)? else { return Ok(None) };
         let Some(sample) = bench.sample(load, interrupt)? else { return Ok(None) };
@@ -688,7 +647,7 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
         }
     };
     report.setting = Some(raw.setting(&bench));
-    if matches!(&raw.target, Target::Devices(Devices::Emu(EmuChoice { dir: None, .. }))) {
+    if raw.devices.emu().is_some_and(|emu| emu.media == Media::Memory) {
         report.head = ": of this machine's memory, not of a drive (see --path, --block, --devices)";
     }
     report.more.insert("load", raw.load());
@@ -709,6 +668,11 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     Ok(code)
 }
 
+/// Returns true if nothing on the devices can be lost.
+fn is_scratch(devices: &Devices) -> bool {
+    devices.emu().is_some_and(|emu| !matches!(emu.media, Media::Blocks(_)))
+}
+
 /// Opens a block device that nothing else uses.
 fn block_media(path: &Path) -> Result<FileMedia, Problem> {
     let opened = match path.metadata() {
@@ -723,25 +687,22 @@ fn block_media(path: &Path) -> Result<FileMedia, Problem> {
 
 impl Raw<'_> {
     fn setting(&self, bench: &Bench) -> Setting {
-        let (Self { flags, target, .. }, placement) = (self, bench.stack.placement());
-        let cpu = match target {
-            Target::Devices(Devices::Drives(_)) => "of the whole process",
-            _ => "of the whole process, with the software controllers",
+        let (Self { flags, devices, .. }, placement) = (self, bench.stack.placement());
+        let cpu = match devices {
+            Devices::Drives(_) => "of the whole process",
+            Devices::Emu(_) => "of the whole process, with the software controllers",
         };
         let (runtime, ramp) = (flags.runtime.as_secs_f64(), flags.ramp.as_secs_f64());
         let depth = "of a queue; 8 operations at a time, above that several transfers each";
         let time = format!("{runtime} s each, after {ramp} s that do not count; CPU: {cpu}");
         Setting {
-            device: target.name(),
+            device: devices.name(),
             queues_per_device: flags.queues(),
             executor: self.executor.to_string(),
             path: self.route.name(),
             memory: placement.memory(),
             lba_bytes: bench.areas.first().map(|area| 1 << area.lba_shift),
-            file_system: match target {
-                Target::Devices(devices) => report::file_system(devices),
-                Target::Blocks(..) => None,
-            },
+            file_system: report::file_system(devices),
             notes: vec![("depth", depth.to_owned()), ("time", time)],
         }
     }
@@ -750,13 +711,13 @@ impl Raw<'_> {
     fn load(&self) -> serde_json::Value {
         let flags = self.flags;
         serde_json::json!({
-            "devices": self.target.count(),
+            "devices": self.devices.count(),
             "descriptors": config::name(flags.descriptors),
             "runtime_s": flags.runtime.as_secs_f64(),
             "ramp_s": flags.ramp.as_secs_f64(),
             "seed": flags.seed,
             "size_bytes": flags.size,
-            "is_software": !matches!(self.target, Target::Devices(Devices::Drives(_))),
+            "is_software": self.devices.emu().is_some(),
         })
     }
 }

@@ -227,7 +227,7 @@ impl StoreArgs {
         let executor = match &devices {
             // Virtual time advances on one thread.
             _ if is_virtual => Executor::Inline,
-            Devices::Emu(emu) if emu.dir.is_some() && config.executor.is_none() && any => {
+            Devices::Emu(emu) if emu.dir().is_some() && config.executor.is_none() && any => {
                 Executor::File
             }
             _ => executor,
@@ -406,7 +406,7 @@ impl DeviceFlags {
     fn check(&self, devices: &Devices, executor: Executor) -> Result<(), Problem> {
         let Devices::Emu(emu) = devices else { return Ok(()) };
         none_of(
-            &[("--keep", self.keep && emu.dir.is_none())],
+            &[("--keep", self.keep && emu.dir().is_none())],
             "media in memory cannot be kept",
             "say where, with --path DIR, or name drives with --devices ng:... or vfio:...",
         )?;

@@ -1,7 +1,7 @@
 //! The devices of a command: software controllers or drives, and memory.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ripieno_stack::{DriveAddress, MemoryPlace, StackConfig, expand_home};
 
@@ -17,13 +17,22 @@ const MDTS_MIN: u64 = 8 << 10;
 /// Largest MDTS offered, in bytes: far above any drive's.
 const MDTS_MAX: u64 = 64 << 20;
 
+/// Media of software controllers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Media {
+    Memory,
+    /// Files in a directory.
+    Files(PathBuf),
+    /// Block devices, one for each.
+    Blocks(Vec<PathBuf>),
+}
+
 /// Software controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EmuChoice {
     /// Number of controllers.
     pub(crate) count: u32,
-    /// Directory of their files; `None` for media in memory.
-    pub(crate) dir: Option<PathBuf>,
+    pub(crate) media: Media,
     /// LBA size in bytes.
     pub(crate) lba_bytes: u32,
     /// Largest transfer in bytes (MDTS).
@@ -33,8 +42,22 @@ pub(crate) struct EmuChoice {
 impl EmuChoice {
     /// Returns the storage behind them, as a text.
     pub(crate) fn media(&self) -> String {
-        let file = |dir: &PathBuf| format!("file:{}", dir.display());
-        self.dir.as_ref().map_or_else(|| "memory".to_owned(), file)
+        match &self.media {
+            Media::Memory => "memory".to_owned(),
+            Media::Files(dir) => format!("file:{}", dir.display()),
+            Media::Blocks(paths) => {
+                let names = paths.iter().map(|path| format!("block:{}", path.display()));
+                names.collect::<Vec<_>>().join(",")
+            }
+        }
+    }
+
+    /// Returns the directory of their files.
+    pub(crate) fn dir(&self) -> Option<&Path> {
+        match &self.media {
+            Media::Files(dir) => Some(dir),
+            Media::Memory | Media::Blocks(_) => None,
+        }
     }
 }
 
@@ -65,10 +88,11 @@ impl Devices {
             "software controllers start empty",
             "leave it out; it is for drives, --devices ng:... or vfio:...",
         )?;
-        let dir = config.path.as_deref().map(|dir| expand_home(dir).into_owned());
+        let files = |dir| Media::Files(expand_home(dir).into_owned());
+        let media = config.path.as_deref().map_or(Media::Memory, files);
         let count = config.files().unwrap_or(EMU_DEFAULT);
         let (lba_bytes, mdts) = (config.lba.unwrap_or(lba_bytes), mdts.unwrap_or(MDTS_DEFAULT));
-        Ok(Self::Emu(EmuChoice { count, dir, lba_bytes, mdts }))
+        Ok(Self::Emu(EmuChoice { count, media, lba_bytes, mdts }))
     }
 
     /// Returns the software controllers; `None` for drives.
@@ -76,6 +100,15 @@ impl Devices {
         match self {
             Self::Emu(emu) => Some(emu),
             Self::Drives(_) => None,
+        }
+    }
+
+    /// Returns what they are, for a report.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Emu(emu) if matches!(emu.media, Media::Blocks(_)) => emu.media(),
+            Self::Emu(emu) => format!("{} x {self}, media {}", emu.count, emu.media()),
+            Self::Drives(_) => self.to_string(),
         }
     }
 

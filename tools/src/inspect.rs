@@ -67,7 +67,7 @@ pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
 /// Checks everything but the data, and repairs it if asked to. Returns the exit code.
 pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
     check_devices(flags, &offline::examine(&flags.inspect.options.config, flags.repair)?, |media| {
-        let progress = Progress::reading(!flags.inspect.json);
+        let progress = Progress::bytes("read", 0, !flags.inspect.json);
         let survey = Survey::take(media, |done, all| progress.read(done, all))?;
         progress.finish();
         Ok(survey)

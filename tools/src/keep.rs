@@ -12,15 +12,15 @@ const UNIT: u64 = 1 << 20;
 
 /// Opens the store directory that is to be kept, if there is one.
 pub(crate) fn find(args: &StoreArgs) -> Result<Option<StoreDir>, Problem> {
-    let dir = args.devices.emu().and_then(|emu| emu.dir.as_ref()).filter(|_| args.flags.keep);
-    let opened = dir.filter(|dir| StoreDir::exists(dir)).map(|dir| StoreDir::open(dir));
+    let dir = args.devices.emu().and_then(|emu| emu.dir()).filter(|_| args.flags.keep);
+    let opened = dir.filter(|dir| StoreDir::exists(dir)).map(StoreDir::open);
     opened.transpose().map_err(|error| Problem::new(error.to_string(), ""))
 }
 
 /// Creates the store directory that is to be kept.
 pub(crate) fn make(args: &StoreArgs, sizing: &Sizing) -> Result<Option<StoreDir>, Problem> {
     let emu = args.devices.emu().filter(|_| args.flags.keep);
-    let Some((emu, dir)) = emu.and_then(|emu| Some((emu, emu.dir.as_ref()?))) else {
+    let Some((emu, dir)) = emu.and_then(|emu| Some((emu, emu.dir()?))) else {
         return Ok(None);
     };
     let options = in_files(emu.count, sizing.device_bytes, emu.lba_bytes);

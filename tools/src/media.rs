@@ -65,7 +65,7 @@ pub(crate) fn scratch(
 ) -> anyhow::Result<(EmuConfig, Option<FileTarget>)> {
     let mdts_bytes = Some(choice.mdts);
     let config = EmuConfig { mdts_bytes, ..EmuConfig::new(format!("emu{index}")) };
-    Ok(match &choice.dir {
+    Ok(match choice.dir() {
         None => {
             let media = memory(bytes)?;
             if is_filled {

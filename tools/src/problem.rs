@@ -1,7 +1,5 @@
 //! Errors in words for the person at the terminal, and their exit codes.
 
-use std::fmt;
-
 use gio_kernels::cuda::ErrorCode;
 use nvme_driver::platform::vfio::VfioError;
 use nvme_emu::EmuError;
@@ -101,36 +99,22 @@ pub(crate) fn user_error(error: StackError) -> anyhow::Error {
         | StackError::Store(StoreError::Config { .. } | StoreError::Owned { .. }) => {
             Problem::new(error.to_string(), "")
         }
-        StackError::NoRoute { tried } => return NoRoute(tried).into(),
         StackError::Store(error) => return anyhow::Error::new(error).context("opening the store"),
         error => return error.into(),
     };
     problem.into()
 }
 
-/// None of the requested routes works.
-#[derive(Debug, thiserror::Error)]
-pub(crate) struct NoRoute(pub(crate) Vec<NotTaken>);
-
-impl NoRoute {
-    /// Converts it to a user error: the command line asked for these routes.
-    pub(crate) fn problem(&self) -> Problem {
-        let Self(tried) = self;
-        let asked = match &tried[..] {
-            [NotTaken { route, .. }] => format!("--route {route}: the route does not work"),
-            _ => "--executor cuda: no route of the data works".to_owned(),
-        };
-        let fix = tried.iter().map(|not| &*not.fix).find(|fix| !fix.is_empty());
-        Problem::new(format!("{asked}: {self}"), fix.unwrap_or("ripieno doctor shows what does"))
-    }
-}
-
-impl fmt::Display for NoRoute {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let why: Vec<String> =
-            self.0.iter().map(|NotTaken { route, why, .. }| format!("{route}: {why}")).collect();
-        f.write_str(&why.join("; "))
-    }
+/// Converts routes of which none works to a user error: the command line asked for them.
+pub(crate) fn no_route(tried: &[NotTaken]) -> Problem {
+    let asked = match tried {
+        [NotTaken { route, .. }] => format!("--route {route}: the route does not work"),
+        _ => "--executor cuda: no route of the data works".to_owned(),
+    };
+    let why = tried.iter().map(|NotTaken { route, why, .. }| format!("{route}: {why}"));
+    let why = why.collect::<Vec<_>>().join("; ");
+    let fix = tried.iter().map(|not| &*not.fix).find(|fix| !fix.is_empty());
+    Problem::new(format!("{asked}: {why}"), fix.unwrap_or("ripieno doctor shows what does"))
 }
 
 /// Returns the hint for an error caused by an exhausted resource of this process or machine. It

@@ -38,12 +38,7 @@ impl Progress {
         Self::with(&format!("{template}{what}  {{wide_msg}}"), all as u64, terminal(wanted))
     }
 
-    /// Returns a bar for bytes to read, hidden as in [`Progress::new`]. The total is set later.
-    pub(crate) fn reading(wanted: bool) -> Self {
-        Self::with("[{bar:24}] {bytes} of {total_bytes} read", 0, terminal(wanted))
-    }
-
-    /// Returns a bar for `all` bytes to write, hidden as in [`Progress::new`].
+    /// Returns a bar for `all` bytes, hidden as in [`Progress::new`].
     pub(crate) fn bytes(what: &str, all: u64, wanted: bool) -> Self {
         Self::with(
             &format!("[{{bar:24}}] {{bytes}} of {{total_bytes}} {what}"),
@@ -74,18 +69,6 @@ impl Progress {
     pub(crate) fn read(&self, done: u64, all: u64) {
         self.bar.set_length(all);
         self.bar.set_position(done);
-    }
-
-    /// Shows that `done` requests are complete. `message` is called only if the bar is visible.
-    pub(crate) fn advance(&self, done: usize, message: impl FnOnce() -> String) {
-        if self.bar.is_hidden() {
-            return;
-        }
-        self.bar.set_position(done as u64);
-        // The bar draws ten times a second; a message per request would be wasted.
-        if done.is_multiple_of(8) {
-            self.bar.set_message(message());
-        }
     }
 
     /// Shows a note beside the bar.

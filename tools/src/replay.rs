@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use objstore::{BlockKey, StoreDevice};
-use ripieno_stack::{Executor, Gpu, Placement, Stack, StoreDir};
+use ripieno_stack::{Executor, Gpu, Placement, Stack, StackError, StoreDir};
 
 use crate::config::{StoreArgs, Verify};
 use crate::devices::Devices;
@@ -19,7 +19,7 @@ use crate::gpu::{self, GpuReport};
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
 use crate::pool::Pool;
-use crate::problem::{NoRoute, Problem, user_error};
+use crate::problem::{Problem, no_route, user_error};
 use crate::progress::Progress;
 use crate::size::Size;
 use crate::sizing::{self, Sizing};
@@ -64,12 +64,13 @@ pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<u8> {
     }
     let mut interrupt = Interrupt::listen()?;
     let gpu = args.executor.gpu().map_err(user_error)?;
-    let (report, closed) = perform(args, gpu.as_ref(), &mut interrupt).map_err(|error| {
-        match error.downcast_ref::<NoRoute>() {
-            Some(none) => none.problem().into(),
-            None => error,
-        }
-    })?;
+    let (report, closed) =
+        perform(args, gpu.as_ref(), &mut interrupt).map_err(|error| {
+            match error.downcast_ref() {
+                Some(StackError::NoRoute { tried }) => no_route(tried).into(),
+                _ => error,
+            }
+        })?;
     terminal::report(&report, args.common.output.json, Report::text)?;
     closed?;
     Ok(interrupt.end(report.is_clean(), report.outcome.interrupted))
@@ -284,7 +285,7 @@ fn drive(
             break;
         }
         engine.request(index, plan)?;
-        progress.advance(index + 1, || engine.tally.line());
+        progress.shows(index + 1, || engine.tally.line());
     }
     let wall_s = start.elapsed().as_secs_f64();
     // Taken before the final check, which is not part of the replay.

@@ -52,7 +52,7 @@ pub(crate) fn find(
         bail!(Problem::new(format!("--salvage: {}", survey.damage.join("; ")), hint));
     }
     let superblock = survey.devices[at].superblock.clone().expect("it carries the journal");
-    let progress = Progress::reading(!quiet);
+    let progress = Progress::bytes("read", 0, !quiet);
     let read = Salvage::read(&mut media[at], &superblock, |done, all| progress.read(done, all));
     progress.finish();
     let mut salvage = read.map_err(refused)?;

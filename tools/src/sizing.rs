@@ -95,9 +95,10 @@ impl Sizing {
 
     /// Same as [`Sizing::new`], but a trace without `--capacity` gets half of what is free at most.
     pub(crate) fn fitting(args: &StoreArgs, plan: &Plan, lba_bytes: u32) -> Result<Self, Problem> {
-        let free = match args.devices.emu().filter(|_| args.common.trace.is_some()) {
-            Some(EmuChoice { dir: Some(dir), .. }) => machine::disk_available(dir).ok(),
-            Some(_) => HostMemory::of_machine().map(|memory| memory.available),
+        let emu = args.devices.emu().filter(|_| args.common.trace.is_some());
+        let free = match emu.map(EmuChoice::dir) {
+            Some(Some(dir)) => machine::disk_available(dir).ok(),
+            Some(None) => HostMemory::of_machine().map(|memory| memory.available),
             None => None,
         };
         let needed = plan.distinct.max(1) * args.shape.file_bytes(lba_bytes);
@@ -138,7 +139,7 @@ impl Sizing {
             format!("{} for tables of {} blocks", Size(tables), grouped(self.files.into())),
         ];
         let emu = args.devices.emu();
-        if let Some(directory) = emu.and_then(|emu| emu.dir.as_ref()) {
+        if let Some(directory) = emu.and_then(EmuChoice::dir) {
             let free = machine::disk_available(directory).map_err(|error| {
                 Problem::new(
                     format!("--path {}: {error}", directory.display()),

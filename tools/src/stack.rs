@@ -92,7 +92,7 @@ fn options(args: &StoreArgs) -> StoreOptions {
         // Each layer of a request in flight needs its own staging buffer.
         staging_buffers: args.shape.layers.min(LAYERS_AHEAD as u32),
         // Files keep their disk space.
-        deallocate: args.devices.emu().is_none_or(|emu| emu.dir.is_none()),
+        deallocate: args.devices.emu().is_none_or(|emu| emu.dir().is_none()),
         ..StoreOptions::default()
     };
     if !args.is_virtual {

@@ -7,12 +7,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use kv_schedule::{Config, Curve, IoCosts, Setting, SlackTable, StepShape};
+use kv_tier::LookaheadConfig;
 use objstore::{DramMode, StoreOptions};
 use ripieno_sim::{
     Documents, Gpu, LLAMA_3_8B, LaneModel, LayerTimes, Parameters, Policy, Report, Request, Setup,
     Tier, serve,
 };
-use ripieno_stack::Pacing;
 use serde_json::Value;
 
 const BLOCK_TOKENS: u32 = 512;
@@ -166,14 +166,16 @@ fn agree(setup: &Setup<'_>, layers: &[String], (rate, question): (f64, u32)) {
 /// Settings of the policies that the simulator finds best; docs/design/simulator.md has the others.
 #[test]
 fn simulated_policies_are_the_defaults_of_a_store() {
-    let (store, pacing) = (StoreOptions::default(), Pacing::default());
+    // Those of `ripieno_stack::pace`.
+    let (store, config, ahead) =
+        (StoreOptions::default(), Config::default(), LookaheadConfig::default());
     let simulated = Policy::LOOKAHEAD;
     let (drives, host) = (simulated.tier.unwrap(), simulated.host.unwrap());
     assert_eq!([drives.eviction, host.eviction], [store.policy; 2]);
-    assert_eq!((store.dram_mode, host.lookahead), (DramMode::WriteThrough, Some(pacing.ahead)));
+    assert_eq!((store.dram_mode, host.lookahead), (DramMode::WriteThrough, Some(ahead)));
     for schedule in [drives.schedule, host.schedule] {
-        assert_eq!(schedule.reads_first, pacing.config.reads_first);
-        assert_eq!(schedule.high_water, pacing.config.high_water);
+        assert_eq!(schedule.reads_first, config.reads_first);
+        assert_eq!(schedule.high_water, config.high_water);
     }
 }
 

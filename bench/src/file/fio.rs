@@ -9,8 +9,8 @@ use super::{Direction, Load, Pass};
 
 /// Moves all bytes of `load` once, using fio's own files in `folder`, which it creates. By default
 /// each block is submitted by its own system call.
-pub fn pass(folder: &Path, load: &Load, direction: Direction, is_tuned: bool) -> Result<Pass> {
-    let bytes = load.bytes() / u64::from(load.devices);
+pub fn pass(folder: &Path, load: &Load<'_>, direction: Direction, is_tuned: bool) -> Result<Pass> {
+    let bytes = load.bytes() / u64::from(load.args.devices);
     let rw = match direction {
         Direction::Read => "read",
         Direction::Write => "write",
@@ -24,8 +24,8 @@ pub fn pass(folder: &Path, load: &Load, direction: Direction, is_tuned: bool) ->
         .arg(format!("--directory={}", folder.display()))
         .arg(format!("--rw={rw}"))
         .arg(format!("--bs={}", load.object_bytes))
-        .arg(format!("--iodepth={}", load.depth))
-        .arg(format!("--numjobs={}", load.devices))
+        .arg(format!("--iodepth={}", load.args.depth))
+        .arg(format!("--numjobs={}", load.args.devices))
         .arg(format!("--size={bytes}"))
         .output()
         .map_err(Missing)?;

@@ -24,7 +24,7 @@ impl Ours {
     pub fn new(
         folder: &Path,
         name: &str,
-        load: &Load,
+        load: &Load<'_>,
         checksums: bool,
         executor: Executor,
     ) -> Result<Self> {
@@ -35,14 +35,14 @@ impl Ours {
             block_tokens: 16,
         };
         // Room for whole groups of the layout.
-        let bytes = (load.bytes() * 2 / u64::from(load.devices)).max(64 << 20);
-        let bytes = bytes * u64::from(load.devices);
-        let media = StoreDirMedia::Files { count: load.devices, bytes };
+        let bytes = (load.bytes() * 2 / u64::from(load.args.devices)).max(64 << 20);
+        let bytes = bytes * u64::from(load.args.devices);
+        let media = StoreDirMedia::Files { count: load.args.devices, bytes };
         let dir = StoreDirOptions { id: 1, media, lba_bytes: 4096 };
         let dir = StoreDir::create(&folder.join(name), &dir).context("making its directory")?;
         let options = StoreOptions {
             // As many reads or writes in the kernel as fio has.
-            depth: load.depth.next_power_of_two(),
+            depth: load.args.depth.next_power_of_two(),
             // One command per object, as fio has one per block.
             run_bytes: load.object_bytes,
             // No flushes, as with fio's defaults.

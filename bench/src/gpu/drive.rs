@@ -6,13 +6,14 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Result, ensure};
 use gio_kernels::cuda::{CudaStream, DeviceMemory, PinnedMemory};
-use nvme_driver::{DescriptorMode, DevicePtr, GrantEpoch, Iova, Place, QueueGrant, Quiesced};
-use nvme_spec::ids::{Nsid, QueueId};
+use nvme_driver::{DevicePtr, Iova, Place, QueueGrant, Quiesced};
+use nvme_spec::ids::QueueId;
 
 use super::{
     abi::{ENDED_BUDGET, ENDED_STOPPED, InstantArgs, Queue},
     device::{Gpu, set_word, wait_idle},
 };
+use crate::instant::grant;
 
 /// Entries of a queue: enough commands in flight that neither side waits for the other's latency.
 pub const DEPTH: u32 = 256;
@@ -21,8 +22,6 @@ const DESCRIPTOR_BYTES: u32 = 256;
 /// Stride of doorbells in bytes: queues do not share their cache lines.
 const DOORBELL_BYTES: usize = 128;
 const QUEUES_AT: usize = 128;
-/// Log2 of the LBA size.
-pub const LBA_SHIFT: u8 = 12;
 
 /// Queue pairs, and the controller's kernel.
 pub struct Drive {
@@ -90,24 +89,14 @@ impl Drive {
         let (index, count) = (u64::from(index), u64::from(self.count));
         let (depth, descriptors) = (u64::from(DEPTH), u64::from(DESCRIPTOR_BYTES));
         let doorbells = count * depth * (64 + 16 + descriptors) + index * DOORBELL_BYTES as u64;
-        QueueGrant {
-            epoch: GrantEpoch::new(),
-            qid: QueueId(index as u16 + 1),
-            sq: at(index * depth * 64),
-            cq: at(count * depth * 64 + index * depth * 16),
-            sq_doorbell: at(doorbells),
-            cq_doorbell: at(doorbells + 4),
-            descriptors: at(count * depth * 80 + index * depth * descriptors),
-            descriptor_bytes: DESCRIPTOR_BYTES,
-            depth: DEPTH,
-            nsid: Nsid(1),
-            lba_shift: LBA_SHIFT,
-            lbas: 1 << 40,
-            boundary_lbas: 0,
-            transfer_bytes_max: 512 << 10,
-            descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 1 },
-            placements: nvme_driver::Placements::default(),
-        }
+        let places = [
+            at(index * depth * 64),
+            at(count * depth * 64 + index * depth * 16),
+            at(doorbells),
+            at(doorbells + 4),
+            at(count * depth * 80 + index * depth * descriptors),
+        ];
+        grant(QueueId(index as u16 + 1), places, DESCRIPTOR_BYTES, DEPTH)
     }
 
     /// Returns the grants of all queues, as queues of device 0.

@@ -11,11 +11,8 @@ use gio_kernels::cuda::{CudaOptions, LaunchMode, StreamKind};
 use gio_uring::{Affine, AffineOp, BlockMap, Direction, PoolDesc, PoolHandle, Uring, UringOptions};
 use nvme_driver::{Clock, Iova, MonotonicClock, Nanos};
 
-use super::{
-    device::Gpu,
-    drive::{Drive, LBA_SHIFT},
-};
-use crate::sample::Samples;
+use super::{device::Gpu, drive::Drive};
+use crate::{instant::LBA_SHIFT, sample::Samples};
 
 /// Objects, and so commands, per warp and row of a long operation.
 const SHARE: u32 = 2048;

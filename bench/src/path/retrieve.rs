@@ -14,14 +14,6 @@ const LAYERS: u32 = 4;
 /// Bytes of one layer's objects: far larger than a cache.
 const LAYER_BYTES: u32 = 64 << 20;
 
-/// Results.
-pub struct Found {
-    /// GiB/s of the store, and of the copy.
-    pub gib_s: Sides,
-    /// Commands per submission doorbell, over all retrieves.
-    pub commands_per_doorbell: f64,
-}
-
 /// Retrieves the same objects with and without checksums, alternately. Returns GiB/s, and the CPU
 /// time of all threads in ms.
 pub fn checksums(object_bytes: u32, rounds: u32) -> Result<[Sides; 2]> {
@@ -84,8 +76,9 @@ fn load(object_bytes: u32) -> (u32, KvShape) {
     (LAYER_BYTES / object_bytes, shape)
 }
 
-/// Retrieves objects of `object_bytes` into scattered blocks, and copies the same amount.
-pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
+/// Retrieves objects of `object_bytes` into scattered blocks, and copies the same amount. Returns
+/// GiB/s, and the commands per submission doorbell.
+pub fn measure(object_bytes: u32, rounds: u32) -> Result<(Sides, f64)> {
     let (blocks, shape) = load(object_bytes);
     let format = ripieno_testkit::format(shape);
     let stack = Stack::in_memory(&StoreOptions::default(), &format, blocks)?;
@@ -97,8 +90,7 @@ pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
     })?;
     let after = stack.store.stats()?.plane.ring.total;
     let doorbells = after.sq_doorbells - before.sq_doorbells;
-    let commands_per_doorbell = (after.commands - before.commands) as f64 / doorbells as f64;
-    Ok(Found { gib_s, commands_per_doorbell })
+    Ok((gib_s, (after.commands - before.commands) as f64 / doorbells as f64))
 }
 
 /// Retrieves all layers of all blocks once. Returns GiB/s.

@@ -3,17 +3,10 @@
 use std::{collections::HashSet, time::Duration};
 
 use kv_catalog::PolicyKind;
-use kv_tier::{Admission, Block, HostBlock, Tier, TierConfig};
+use kv_tier::{Admission, Block, HostBlock, Tier, TierConfig, TierCounts};
 
 use super::BLOCK_BYTES;
 use crate::catalog::trace::Trace;
-
-/// Blocks served by host memory, bytes read from the drives, and blocks copied to host memory.
-pub struct Found {
-    pub hits: u64,
-    pub drive_bytes: u64,
-    pub fills: u64,
-}
 
 /// Returns the virtual time of a request: its number in seconds.
 fn time(request: usize) -> Duration {
@@ -22,7 +15,7 @@ fn time(request: usize) -> Duration {
 
 /// Serves all requests; the drives have every block requested before. The blocks of the next
 /// `queue` requests are announced.
-pub fn replay(trace: &Trace, blocks: u32, policy: PolicyKind, queue: usize) -> Found {
+pub fn replay(trace: &Trace, blocks: u32, policy: PolicyKind, queue: usize) -> TierCounts {
     let mut tier = Tier::new(TierConfig { blocks, block_bytes: BLOCK_BYTES, policy });
     let mut stored = HashSet::new();
     // Requests in the queue that want each block, the soonest last.
@@ -62,8 +55,7 @@ pub fn replay(trace: &Trace, blocks: u32, policy: PolicyKind, queue: usize) -> F
             }
         }
     }
-    let counts = tier.counts();
-    Found { hits: counts.hits, drive_bytes: counts.miss_bytes, fills: counts.admissions }
+    tier.counts()
 }
 
 fn bring(tier: &mut Tier<u32>, key: u32, by: Option<Duration>) {

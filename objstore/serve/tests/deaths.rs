@@ -30,7 +30,7 @@ use ripieno_serve::{
     Client, Control, ControlAddress, PinLimits, PoolLayout, RefusalKind, Request, Reservation,
     ServeError, Server, ServerOptions, Settings, control::Status, protocol::Member,
 };
-use ripieno_stack::{Builder, DeviceChoice, Pacing, PoolMemory, Stack, StackConfig};
+use ripieno_stack::{Builder, DeviceChoice, PoolMemory, Stack, StackConfig, pace};
 use ripieno_testkit::{blocks, pattern, until};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Pid, Signal};
@@ -325,7 +325,7 @@ fn a_saver_is_killed() -> Result<(), Failed> {
     let stack = open(dir.path(), None);
     let plane = stack.store().plane().clone();
     // Nobody advances it: layers wait until a client waits for them.
-    Pacing::default().pace(&plane)?;
+    pace(&plane)?;
     let waiting = || plane.stats().expect("it is open").layers_waiting;
     let server = serve(dir.path(), stack, Vec::new());
     let (stop, stopped) = mpsc::channel::<()>();

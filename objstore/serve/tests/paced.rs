@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, num::NonZeroU64, sync::mpsc, thread};
 
 use objstore::{BlockKey, Layer, Namespace};
 use ripieno_serve::{Client, RefusalKind, Request, SpaceId};
-use ripieno_stack::Pacing;
+use ripieno_stack::pace;
 use ripieno_testkit::{blocks, keys, pattern, until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -228,7 +228,7 @@ fn a_limit_counts_layers_that_wait() {
     let uid = rustix::process::geteuid().as_raw();
     let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(1 << 6).unwrap())]);
     let rig = Rig::limited(TempDir::new().unwrap(), 4, bandwidth);
-    Pacing::default().pace(&rig.plane).unwrap();
+    pace(&rig.plane).unwrap();
     let client = rig.client();
     let save = begin_save(&client, 0..1, 0);
     save.start(Layer(0)).unwrap();

@@ -19,7 +19,7 @@ use crate::{
     memory::HostMemory,
     metrics::Endpoint,
     owner::{random, this_process},
-    pacing::Pacing,
+    pacing,
     pool::PoolMemory,
     rank::RankStack,
     route::{PoolPlan, limits, routes},
@@ -217,7 +217,7 @@ impl Builder {
 
     fn pacer(&self, plane: &Plane) -> Result<Option<Watch>, StackError> {
         let is_paced = self.config.pacing.unwrap_or(false);
-        is_paced.then(|| Pacing::default().spawn(plane)).transpose()
+        is_paced.then(|| pacing::spawn(plane)).transpose()
     }
 
     /// Takes devices and memory, by each route in turn until `open` succeeds.

@@ -180,11 +180,8 @@ pub fn open_drive(
     clock: &Arc<dyn Clock>,
     options: ControllerOptions,
 ) -> Result<Controller, StackError> {
-    let device = || format!("vfio:{address}");
-    let bus = VfioBus::open(space, address, &BusOptions::default())
-        .map_err(|source| StackError::Vfio { what: device(), source })?;
-    let attached = Controller::attach(bus, clock.clone(), options);
-    attached.map_err(|error| StackError::failed(format!("attaching to {}", device()), error))
+    let attached = Controller::attach(open_bus(space, address)?, clock.clone(), options);
+    attached.map_err(|error| StackError::failed(format!("attaching to vfio:{address}"), error))
 }
 
 /// Resets the NVM subsystem of a drive that cannot be opened otherwise; see
@@ -197,12 +194,14 @@ pub fn reset_subsystem(
     address: PciAddress,
     clock: &Arc<dyn Clock>,
 ) -> Result<(), StackError> {
-    let device = || format!("vfio:{address}");
     // The kernel restores configuration space when the function is closed.
-    let bus = VfioBus::open(space, address, &BusOptions::default())
-        .map_err(|source| StackError::Vfio { what: device(), source })?;
-    let reset = Controller::reset_subsystem(&*bus, &**clock);
-    reset.map_err(|error| StackError::failed(format!("resetting {}", device()), error))
+    let reset = Controller::reset_subsystem(&*open_bus(space, address)?, &**clock);
+    reset.map_err(|error| StackError::failed(format!("resetting vfio:{address}"), error))
+}
+
+fn open_bus(space: &Arc<VfioSpace>, address: PciAddress) -> Result<Arc<VfioBus>, StackError> {
+    let bus = VfioBus::open(space, address, &BusOptions::default());
+    bus.map_err(|source| StackError::Vfio { what: format!("vfio:{address}"), source })
 }
 
 /// Drives in the form that a store takes, memory for them, and their address space.

@@ -140,7 +140,7 @@ pub use metrics::{
 pub use objstore::{BlockId, BlockKey, KvShape, PoolLayout, Route};
 pub use own::Own;
 pub use owner::this_process;
-pub use pacing::Pacing;
+pub use pacing::pace;
 pub use pool::{EngineMemory, GpuMemory, PoolMemory};
 pub use rank::RankStack;
 pub use ranks::{CatalogStack, RankMedia, Ranks, RanksOptions};

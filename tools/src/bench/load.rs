@@ -48,13 +48,6 @@ impl Load {
     }
 }
 
-/// Durations of a measurement.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
-    pub(super) ramp: Duration,
-    pub(super) runtime: Duration,
-}
-
 /// Part of a device that is read or written.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Area {
@@ -79,13 +72,6 @@ pub(super) struct Sampled {
     pub(super) place: u64,
     pub(super) buffer: u32,
     pub(super) is_read: bool,
-}
-
-/// Part of a batch.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Piece {
-    pub(super) device: u32,
-    pub(super) bytes: u32,
 }
 
 /// Result of a measurement.
@@ -283,12 +269,12 @@ impl Bench {
         load.depth.min(OPERATIONS) as usize * self.areas.len()
     }
 
-    /// Keeps the load in flight for the given times. `tick` is called now and then with the time
+    /// Keeps the load in flight for a time that does not count, and for one that does. `tick` is called now and then with the time
     /// and the transfers so far. Returns `None` if interrupted.
     pub(super) fn run(
         &mut self,
         load: &Load,
-        times: Times,
+        (ramp, runtime): (Duration, Duration),
         interrupt: &mut Interrupt,
         tick: &mut dyn FnMut(f64, u64),
     ) -> anyhow::Result<Option<Found>> {
@@ -301,18 +287,18 @@ impl Bench {
         let mut found = None;
         loop {
             let now = Instant::now();
-            if found.is_none() && now - begin >= times.ramp {
+            if found.is_none() && now - begin >= ramp {
                 found = Some((now, Measured::start(&mut self.stack.ring)?));
             }
             if let Some((start, measured)) = &mut found {
                 let elapsed = now - *start;
                 // Rates of nothing at all would be no measurement.
                 let has_any = measured.found.reads + measured.found.writes > 0;
-                if elapsed >= times.runtime && has_any {
+                if elapsed >= runtime && has_any {
                     measured.end(&mut self.stack.ring, elapsed)?;
                     break;
                 }
-                let window = elapsed.as_secs_f64() / times.runtime.as_secs_f64();
+                let window = elapsed.as_secs_f64() / runtime.as_secs_f64();
                 measured.window = ((window * WINDOWS as f64) as usize).min(WINDOWS - 1);
             }
             let mut count = |slot: &Slot, took: Duration| {
@@ -382,26 +368,25 @@ impl Bench {
         Ok(has_ended.then_some(all))
     }
 
-    /// Reads the next bytes of each device by one operation, and returns the time it took. Returns
+    /// Reads parts, of a device and so many bytes each, by one operation, and returns the time it took. Returns
     /// `None` if interrupted while it does not end.
     pub(super) fn batch(
         &mut self,
-        pieces: &[Piece],
+        pieces: &[(u32, u32)],
         interrupt: &mut Interrupt,
     ) -> anyhow::Result<Option<Duration>> {
         let mut contexts = Vec::with_capacity(pieces.len());
-        for (piece, index) in pieces.iter().zip(0..) {
-            let (device, area) = (piece.device as usize, self.areas[piece.device as usize]);
-            let bytes = u64::from(piece.bytes);
+        for (&(device, bytes), index) in pieces.iter().zip(0..) {
+            let area = self.areas[device as usize];
             // In bytes here; from the beginning again at the end.
-            let next = &mut self.next[device][1];
-            let at = if *next + bytes > area.bytes { 0 } else { *next };
-            *next = at + bytes;
+            let next = &mut self.next[device as usize][1];
+            let at = if *next + u64::from(bytes) > area.bytes { 0 } else { *next };
+            *next = at + u64::from(bytes);
             contexts.push(IoCtx {
                 iova: self.iova(index % self.buffers).0,
                 lba: area.lba(at, 1),
-                bytes: piece.bytes,
-                device: piece.device,
+                bytes,
+                device,
             });
         }
         let begin = Instant::now();

@@ -210,7 +210,7 @@ impl Measure<'_, '_> {
 
     fn advance(&mut self) {
         self.done += 1;
-        self.progress.advance(self.done, String::new);
+        self.progress.shows(self.done, String::new);
     }
 
     fn shape(&self) -> KvShape {

@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use gio_uring::abi;
 
 use super::check::Checks;
-use super::load::{Load, Piece};
+use super::load::Load;
 use super::measure::{self, Found, Point, SAMPLES};
 use super::{Pattern, Raw, RawFlags, Rw, check};
 use crate::config::StoreArgs;
@@ -24,9 +24,9 @@ const ZEROS: &str = "most of what was compared holds zeros only; a drive answers
 /// Largest LBA that transfers are multiples of, in bytes.
 const LBA_MAX: u32 = 4096;
 
-/// Returns the parts of a batch of `size` blocks of a layer in a new store: each device has
+/// Returns the parts, by device and bytes, of a batch of `size` blocks of a layer in a new store: each device has
 /// adjacent ones of its objects, and reads them in commands of at most `run` bytes.
-fn pieces(args: &StoreArgs, size: u32, slot: u32, run: u32) -> Vec<Piece> {
+fn pieces(args: &StoreArgs, size: u32, slot: u32, run: u32) -> Vec<(u32, u32)> {
     let devices = args.devices.count();
     let mut all = Vec::new();
     for segment in 0..args.shape.segments {
@@ -35,7 +35,7 @@ fn pieces(args: &StoreArgs, size: u32, slot: u32, run: u32) -> Vec<Piece> {
             let mut left = u64::from(objects) * u64::from(slot);
             while left > 0 {
                 let bytes = left.min(run.into()) as u32;
-                all.push(Piece { device: (turn + segment) % devices, bytes });
+                all.push(((turn + segment) % devices, bytes));
                 left -= u64::from(bytes);
             }
         }

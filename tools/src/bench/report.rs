@@ -118,10 +118,7 @@ impl Setting {
         let devices = &args.devices;
         let placement = stack.placement();
         Self {
-            device: match devices {
-                Devices::Emu(emu) => format!("{} x {devices}, media {}", emu.count, emu.media()),
-                Devices::Drives(_) => devices.to_string(),
-            },
+            device: devices.name(),
             queues_per_device: args.queues(),
             executor: args.executor.to_string(),
             path: placement.route.name(),
@@ -147,7 +144,7 @@ impl Setting {
 
 /// Returns the file system of software controllers on files.
 pub(super) fn file_system(devices: &Devices) -> Option<String> {
-    machine::file_system(devices.emu()?.dir.as_deref()?)
+    machine::file_system(devices.emu()?.dir()?)
 }
 
 /// Returns the rows of a setting as lines.

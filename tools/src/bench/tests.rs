@@ -4,7 +4,6 @@ use clap::Parser as _;
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
 use nvme_spec::ids::Lba;
 
-use super::load::Piece;
 use super::*;
 
 #[derive(clap::Parser)]
@@ -26,7 +25,7 @@ fn checked(line: &str, harm: impl Fn(&mut Bench, &[load::Sampled])) -> Vec<Strin
     let mut bench = raw.open(None).unwrap();
     raw.fill(&mut bench, &mut Interrupt::never()).unwrap();
     let before = check::counted(&mut bench).unwrap();
-    let times = Times { ramp: flags.ramp, runtime: flags.runtime };
+    let times = (flags.ramp, flags.runtime);
     let mut interrupt = Interrupt::never();
     bench.run(&raw.loads[0], times, &mut interrupt, &mut |_, _| {}).unwrap().unwrap();
     let sample = bench.sample(&raw.loads[0], &mut interrupt).unwrap().unwrap();
@@ -75,8 +74,8 @@ fn wrong_contents_and_counts_are_noticed() {
 fn an_interrupt_ends_everything_that_does_not_complete() {
     let flags = flags("--rw randread --bs 4k --size 4MiB --runtime 0.05 --ramp 0 --devices 1");
     let raw = Raw::check(&flags).unwrap();
-    let times = Times { ramp: flags.ramp, runtime: flags.runtime };
-    let (load, pieces) = (&raw.loads[0], [Piece { device: 0, bytes: 4096 }]);
+    let times = (flags.ramp, flags.runtime);
+    let (load, pieces) = (&raw.loads[0], [(0, 4096)]);
     for step in ["fill", "run", "sample", "batch"] {
         let mut bench = raw.open(None).unwrap();
         for emu in bench.stack.emus() {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::devices::EmuChoice;
+use crate::devices::{EmuChoice, Media};
 
 #[test]
 fn defaults_follow_the_model() {
@@ -8,7 +8,7 @@ fn defaults_follow_the_model() {
     let args = StoreArgs::from_line("--model tiny").unwrap();
     assert_eq!((args.shape.object_bytes, args.coalesce()), (1024, 256 << 10));
     assert_eq!(args.flags.verify, Verify::Sampled);
-    let emu = EmuChoice { count: 2, dir: None, lba_bytes: 512, mdts: 512 << 10 };
+    let emu = EmuChoice { count: 2, media: Media::Memory, lba_bytes: 512, mdts: 512 << 10 };
     assert_eq!((args.devices, args.executor), (Devices::Emu(emu), Executor::Host));
     let args = StoreArgs::from_line("--model deepseek-v3-mla --coalesce off").unwrap();
     assert_eq!((args.shape.block_tokens, args.coalesce()), (64, 72 << 10));

@@ -1,8 +1,9 @@
 //! Findings of the checks.
 
 use nvme_bind::doctor::{Finding, Report, Verdict};
+use ripieno_stack::StackError;
 
-use crate::problem::{NoRoute, Problem, one_line};
+use crate::problem::{Problem, one_line};
 
 /// Findings, printed as they are added.
 pub(super) struct Findings<'a> {
@@ -28,7 +29,7 @@ pub(super) fn failed(finding: Finding, error: &anyhow::Error) -> Finding {
     if let Some(problem) = error.downcast_ref::<Problem>() {
         return finding.says(Verdict::Fail, found).fix(problem.hint());
     }
-    if let Some(NoRoute(tried)) = error.downcast_ref()
+    if let Some(StackError::NoRoute { tried }) = error.downcast_ref()
         && let [only] = &tried[..]
     {
         return finding.says(Verdict::Fail, only.why.clone()).fix(only.fix.clone());

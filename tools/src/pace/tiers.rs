@@ -331,7 +331,7 @@ impl Tiers for StoreTiers<'_> {
     fn end(&mut self, number: usize, _held: Held) {
         self.release(number);
         self.done += 1;
-        self.progress.advance(self.done, || self.tally.line());
+        self.progress.shows(self.done, || self.tally.line());
     }
 
     /// Requests load in their first step only.

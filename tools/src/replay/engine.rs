@@ -227,8 +227,13 @@ impl Engine<'_> {
                 self.prepare(window, next, &mut flights)?;
                 window.meter(&mut self.tally).begin();
                 let order = self.pool.access().order();
-                let issued = self.store.start(transfer, Layer(next), order);
-                flights.push(next, issued, window.meter(&mut self.tally));
+                match self.store.start(transfer, Layer(next), order) {
+                    Ok(ticket) => flights.push(next, ticket),
+                    Err(error) => {
+                        window.meter(&mut self.tally).end(0);
+                        failed = Some(error);
+                    }
+                }
                 next += 1;
                 continue;
             }
@@ -321,10 +326,8 @@ impl Engine<'_> {
 
     /// Announces the check of a layer in flight.
     fn announce(&mut self, window: &Window<'_>, flight: &Flight) -> anyhow::Result<Announced> {
-        let layer = flight.layer();
-        if let Some(ticket) = flight.ticket() {
-            self.pool.access().join(self.store, ticket)?;
-        }
+        let layer = flight.layer;
+        self.pool.access().join(self.store, &flight.ticket)?;
         let Batch { items, objects } = self.sample(window, layer);
         let bytes = items.iter().map(|item| u64::from(item.len)).sum();
         let check = self.pool.access().check(items)?;

@@ -23,7 +23,7 @@ use ripieno_serve::{
     control::Status,
     protocol::{Answer, Call, VERSION},
 };
-use ripieno_stack::{Builder, Pacing, PoolMemory, Stack, StackConfig};
+use ripieno_stack::{Builder, PoolMemory, Stack, StackConfig, pace};
 use ripieno_testkit::until;
 use tempfile::TempDir;
 
@@ -90,7 +90,7 @@ impl Rig {
     /// Runs a server that decides when layers start only while a client waits for one.
     pub fn held(dir: TempDir) -> Self {
         let stack = open(&dir, StackConfig::default());
-        Pacing::default().pace(stack.store().plane()).unwrap();
+        pace(stack.store().plane()).unwrap();
         Self::of(dir, stack, |_| ())
     }
 

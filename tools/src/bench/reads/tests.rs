@@ -6,7 +6,7 @@ fn a_batch_is_spread_as_a_store_spreads_it() {
     let slot = args.shape.object_bytes;
     let of = |size, run| -> Vec<(u32, u32)> {
         let found = pieces(&args, size, slot, run);
-        found.iter().map(|it| (it.device, it.bytes / slot)).collect()
+        found.iter().map(|(device, bytes)| (*device, bytes / slot)).collect()
     };
     assert_eq!(of(1, slot), [(0, 1), (1, 1)], "two segments");
     assert_eq!(of(4, 8 * slot), [(0, 2), (1, 1), (2, 1), (1, 2), (2, 1), (0, 1)]);
