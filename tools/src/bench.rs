@@ -696,14 +696,9 @@ impl Raw<'_> {
         let depth = "of a queue; 8 operations at a time, above that several transfers each";
         let time = format!("{runtime} s each, after {ramp} s that do not count; CPU: {cpu}");
         Setting {
-            device: devices.name(),
-            queues_per_device: flags.queues(),
-            executor: self.executor.to_string(),
-            path: self.route.name(),
-            memory: placement.memory(),
             lba_bytes: bench.areas.first().map(|area| 1 << area.lba_shift),
-            file_system: report::file_system(devices),
             notes: vec![("depth", depth.to_owned()), ("time", time)],
+            ..Setting::of(devices, flags.queues(), self.executor, placement)
         }
     }
 

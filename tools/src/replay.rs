@@ -102,10 +102,12 @@ fn perform(
     let devices = devices(args, &sizing, drives, store_dir, None)?;
     let Opened { pool, stack, opening } = stack::open(args, &sizing, devices, gpu)?;
     let sizing = found_sizing(args, &sizing, opening, &stack)?;
-    notes(args, &plan, &sizing, opening);
-    route_notes(args, stack.placement());
-    if let (Some(endpoint), false) = (stack.metrics(), args.common.output.quiet) {
-        say(format_args!("metrics are at {0}: ripieno top {0}", endpoint.address()));
+    if !args.common.output.quiet {
+        notes(args, &plan, &sizing, opening);
+        route_notes(stack.placement());
+        if let Some(endpoint) = stack.metrics() {
+            say(format_args!("metrics are at {0}: ripieno top {0}", endpoint.address()));
+        }
     }
     let outcome = drive(args, &plan, &stack, pool, interrupt)?;
     let gpu = gpu.and_then(|gpu| gpu.report()).as_ref().map(GpuReport::new);
@@ -227,9 +229,6 @@ pub(crate) fn plan(args: &StoreArgs) -> Result<Plan, Problem> {
 
 /// Prints notes before the replay starts.
 fn notes(args: &StoreArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
-    if args.common.output.quiet {
-        return;
-    }
     if args.flags.keep {
         let Opening { how, files, ms } = opening;
         say(format_args!("the store was {how} in {ms:.0} ms; it held {files} blocks"));
@@ -247,10 +246,7 @@ fn notes(args: &StoreArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
 }
 
 /// Prints why better routes are not taken.
-fn route_notes(args: &StoreArgs, placement: &Placement) {
-    if args.common.output.quiet {
-        return;
-    }
+fn route_notes(placement: &Placement) {
     for not in &placement.not_taken {
         say(format_args!("note: the route {} is not taken: {}", not.route, not.why));
         if !not.fix.is_empty() {

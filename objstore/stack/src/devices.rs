@@ -246,7 +246,7 @@ impl Devices {
     ) -> ExecutorFactory {
         let gpu = gpu.map(|gpu| gpu.device().clone());
         let (files, ends, clock) = (self.files.clone(), ends.clone(), clock.clone());
-        let domain = self.emulation().map(|emulation| emulation.domain.clone());
+        let domain = self.emulation.as_ref().map(|emulation| emulation.domain.clone());
         let reach: Reach =
             Arc::new(move |iova, bytes| domain.as_ref()?.access().resolve(iova, bytes).ok()?.host);
         Box::new(move || {
@@ -257,10 +257,6 @@ impl Devices {
                 None => executor,
             }))
         })
-    }
-
-    pub(crate) fn emulation(&self) -> Option<&Emulation> {
-        self.emulation.as_deref()
     }
 
     /// Returns the clock.

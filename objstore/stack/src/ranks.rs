@@ -363,7 +363,8 @@ impl Ranks {
                     let format = format(Part::Rank { rank, ranks });
                     let dir = self.rank_dir(rank);
                     let options = dir_options(id, rank + 1, media.clone(), *lba_bytes);
-                    files = files.min(make_store_dir(&dir, &options, &format, clock)?);
+                    let made = StoreDir::create(&dir, &options)?;
+                    files = files.min(make(made.into(), &format, clock)?.0);
                 }
                 *lba_bytes
             }
@@ -386,7 +387,7 @@ impl Ranks {
         let format = format(Part::Catalog { ranks, files });
         let bytes = Store::device_bytes(&format, 1, lba_bytes)? + CATALOG_SPARE;
         let options = dir_options(id, 0, StoreDirMedia::Files { count: 1, bytes }, lba_bytes);
-        make_store_dir(&self.catalog_dir(), &options, &format, clock)?;
+        make(StoreDir::create(&self.catalog_dir(), &options)?.into(), &format, clock)?;
         self.manifest.files = files;
         Ok(())
     }
@@ -428,16 +429,6 @@ fn dir_options(id: StoreId, number: u32, media: StoreDirMedia, lba_bytes: u32) -
     let [a, b, c, d, e, f, g, h, ..] = id.0;
     let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_add(number.into());
     StoreDirOptions { id, media, lba_bytes }
-}
-
-/// Makes a store directory and formats its devices. Returns its number of files.
-fn make_store_dir(
-    dir: &Path,
-    options: &StoreDirOptions,
-    format: &Format,
-    clock: &Arc<dyn Clock>,
-) -> Result<u32, StackError> {
-    make(StoreDir::create(dir, options)?.into(), format, clock).map(|(files, _)| files)
 }
 
 /// Formats devices, and releases them. Returns their number of files and their identities.

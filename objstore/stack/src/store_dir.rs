@@ -112,7 +112,9 @@ impl StoreDir {
             }
         };
         let id = format!("{:016x}", options.id);
-        let manifest = Manifest::new(id, options.lba_bytes, devices);
+        let (ripieno_home, state, lba_bytes) =
+            (manifest::VERSION, State::Making, options.lba_bytes);
+        let manifest = Manifest { ripieno_home, state, id, lba_bytes, devices, speed: None };
         let store_dir = Self::fill(dir, manifest, made).inspect_err(|error| {
             if made && !matches!(error, StoreDirError::Locked { .. }) {
                 // It is not empty if another process is making it.
@@ -157,7 +159,7 @@ impl StoreDir {
         let files = || manifest.devices.iter().filter(|device| device.is_file());
         // Reserves room for the parameters, too, which are written again when it is ready.
         check_room(dir, files().map(|device| device.bytes).sum::<u64>().saturating_add(UNIT))?;
-        manifest.write(dir)?;
+        write_json(dir, manifest::NAME, manifest)?;
         let made = files().try_for_each(|device| make(dir, device));
         let made = made.and_then(|()| sync_directory(dir));
         if let Err(error) = made {
@@ -179,7 +181,7 @@ impl StoreDir {
         }
         let mut ready = self.manifest.clone();
         ready.state = State::Ready;
-        ready.write(&self.dir)?;
+        write_json(&self.dir, manifest::NAME, &ready)?;
         self.manifest = ready;
         Ok(())
     }
@@ -192,7 +194,8 @@ impl StoreDir {
         remove(&self.dir, &self.manifest)?;
         if self.is_new {
             // Another program may have put a file there.
-            let _ = remove_directory(&self.dir);
+            let lock = fs::remove_file(self.dir.join(lock::NAME));
+            let _ = lock.and_then(|()| fs::remove_dir(&self.dir));
         }
         Ok(())
     }
@@ -616,11 +619,6 @@ pub(crate) fn warn_of_others(dir: &Path) {
 fn mode_for_others(dir: &Path) -> Option<u32> {
     let mode = dir.metadata().ok()?.permissions().mode() & 0o777;
     (mode & 0o077 != 0).then_some(mode)
-}
-
-/// Removes a directory that [`StoreDir::create`] made, with its lock, which the caller holds.
-fn remove_directory(dir: &Path) -> io::Result<()> {
-    fs::remove_file(dir.join(lock::NAME)).and_then(|()| fs::remove_dir(dir))
 }
 
 /// Makes directory entries durable.

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use ripieno_sim::{Line, Outcome, Plot, Table};
-use ripieno_stack::Stack;
+use ripieno_stack::{Executor, Placement};
 use serde::{Serialize, Serializer};
 
 use super::PageFlags;
-use crate::config::{OutputFlags, StoreArgs};
-use crate::devices::Devices;
+use crate::config::OutputFlags;
+use crate::devices::{Devices, EmuChoice};
 use crate::interrupt::Interrupt;
 use crate::machine;
 use crate::outcome::{Fact, Facts, Value, shown};
@@ -114,17 +114,20 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    pub(super) fn of(args: &StoreArgs, stack: &Stack) -> Self {
-        let devices = &args.devices;
-        let placement = stack.placement();
+    pub(super) fn of(
+        devices: &Devices,
+        queues_per_device: u16,
+        executor: Executor,
+        placement: &Placement,
+    ) -> Self {
         Self {
             device: devices.name(),
-            queues_per_device: args.queues(),
-            executor: args.executor.to_string(),
+            queues_per_device,
+            executor: executor.to_string(),
             path: placement.route.name(),
             memory: placement.memory(),
             lba_bytes: devices.emu().map(|emu| emu.lba_bytes),
-            file_system: file_system(devices),
+            file_system: devices.emu().and_then(EmuChoice::dir).and_then(machine::file_system),
             notes: Vec::new(),
         }
     }
@@ -140,11 +143,6 @@ impl Setting {
         rows.extend(notes.iter().map(|(name, note)| row(name, "", note)));
         rows
     }
-}
-
-/// Returns the file system of software controllers on files.
-pub(super) fn file_system(devices: &Devices) -> Option<String> {
-    machine::file_system(devices.emu()?.dir()?)
 }
 
 /// Returns the rows of a setting as lines.

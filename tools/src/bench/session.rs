@@ -125,7 +125,7 @@ pub(super) fn with<T>(
     if let Some(sim) = &sim {
         sim.dial.set(None);
     }
-    let setting = Setting::of(args, &stack);
+    let setting = Setting::of(&args.devices, args.queues(), args.executor, stack.placement());
     let model = |it: &SharedController| it.lock().info().model.clone();
     let models = controllers.iter().map(model).collect();
     drop(controllers);

@@ -22,12 +22,12 @@ pub(super) const NEW: &str = "home.json.new";
 const BYTES_MAX: u64 = 1 << 20;
 /// Incremented with every change that an older version would misread. Unknown fields may be
 /// ignored.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 
 /// Parameters of a store directory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Manifest {
-    ripieno_home: u32,
+    pub(super) ripieno_home: u32,
     pub(super) state: State,
     /// Its id.
     pub(super) id: String,
@@ -93,11 +93,6 @@ impl StoreDirDevice {
 }
 
 impl Manifest {
-    pub(super) fn new(id: String, lba_bytes: u32, devices: Vec<StoreDirDevice>) -> Self {
-        let (state, speed) = (State::Making, None);
-        Self { ripieno_home: VERSION, state, id, lba_bytes, devices, speed }
-    }
-
     /// Reads the manifest of `dir`; `None` if it has none.
     ///
     /// # Errors
@@ -129,14 +124,6 @@ impl Manifest {
         };
         let outside = self.devices.iter().find(outside)?;
         Some(format!("{} is not the name of a device's file", outside.path.display()))
-    }
-
-    /// Writes it to `dir`, atomically and durably.
-    ///
-    /// # Errors
-    /// Returns [`StoreDirError::Os`] if that fails.
-    pub(super) fn write(&self, dir: &Path) -> Result<(), StoreDirError> {
-        write_json(dir, NAME, self)
     }
 }
 

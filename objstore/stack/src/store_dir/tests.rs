@@ -145,8 +145,15 @@ fn a_home_that_was_not_completed_is_refused_and_made_anew() {
     // Like the remains of a killed process.
     fs::create_dir(&dir).unwrap();
     let making = devices(&options(3, 3 * MIB)).unwrap();
-    let manifest = Manifest::new("0".to_owned(), 4096, making);
-    manifest.write(&dir).unwrap();
+    let manifest = Manifest {
+        ripieno_home: manifest::VERSION,
+        state: State::Making,
+        id: "0".to_owned(),
+        lba_bytes: 4096,
+        devices: making,
+        speed: None,
+    };
+    write_json(&dir, manifest::NAME, &manifest).unwrap();
     manifest.devices[..2].iter().for_each(|device| make(&dir, device).unwrap());
     assert!(!StoreDir::exists(&dir));
     said(StoreDir::open(&dir), "create it again");
