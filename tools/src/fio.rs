@@ -37,7 +37,7 @@ pub fn version() -> Result<String, Missing> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// What fio moved, reads and writes together.
+/// Totals of a report, reads and writes together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moved {
     /// Bytes.

@@ -37,7 +37,7 @@ pub enum StackError {
     /// A device, or the operating system, failed.
     #[error("{what}: {source}")]
     Failed {
-        /// What was done.
+        /// Action, such as "starting a store's threads".
         what: String,
         /// The cause.
         source: Box<dyn Error + Send + Sync>,

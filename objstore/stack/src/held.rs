@@ -1,4 +1,4 @@
-//! What devices hold, wherever stores and other formats have metadata.
+//! Contents of devices, wherever stores and other formats have metadata.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub struct Held {
     pub bytes: u64,
     /// The contents, in words.
     pub what: String,
-    /// What has to be allowed before they are overwritten.
+    /// Permission that overwriting them takes.
     pub loss: Overwrite,
     /// The store that is there.
     pub store: Option<StoreId>,

@@ -269,8 +269,8 @@ impl Bench {
         load.depth.min(OPERATIONS) as usize * self.areas.len()
     }
 
-    /// Keeps the load in flight for a time that does not count, and for one that does. `tick` is called now and then with the time
-    /// and the transfers so far. Returns `None` if interrupted.
+    /// Keeps the load in flight for a time that does not count, and for one that does. `tick` is
+    /// called now and then with the time and the transfers so far. Returns `None` if interrupted.
     pub(super) fn run(
         &mut self,
         load: &Load,
@@ -368,8 +368,8 @@ impl Bench {
         Ok(has_ended.then_some(all))
     }
 
-    /// Reads parts, of a device and so many bytes each, by one operation, and returns the time it took. Returns
-    /// `None` if interrupted while it does not end.
+    /// Reads parts, of a device and so many bytes each, by one operation, and returns the time it
+    /// took. Returns `None` if interrupted while it does not end.
     pub(super) fn batch(
         &mut self,
         pieces: &[(u32, u32)],

@@ -24,8 +24,8 @@ const ZEROS: &str = "most of what was compared holds zeros only; a drive answers
 /// Largest LBA that transfers are multiples of, in bytes.
 const LBA_MAX: u32 = 4096;
 
-/// Returns the parts, by device and bytes, of a batch of `size` blocks of a layer in a new store: each device has
-/// adjacent ones of its objects, and reads them in commands of at most `run` bytes.
+/// Returns the parts, by device and bytes, of a batch of `size` blocks of a layer in a new store:
+/// each device has adjacent ones of its objects, and reads them in commands of at most `run` bytes.
 fn pieces(args: &StoreArgs, size: u32, slot: u32, run: u32) -> Vec<(u32, u32)> {
     let devices = args.devices.count();
     let mut all = Vec::new();

@@ -58,7 +58,7 @@ impl Tally {
     }
 }
 
-/// What is done with a window.
+/// Use of a window.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     /// Retrieve, for the request of this number.
