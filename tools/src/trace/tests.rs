@@ -115,6 +115,8 @@ fn what_is_wrong_is_named() {
             "\"timestamp\": \"now\"",
             "field `timestamp`: invalid type: string \"now\", expected f64",
         ),
+        ("\"timestamp\": 0", "\"timestamp\": -1", "`timestamp`: expected milliseconds, from 0"),
+        ("\"timestamp\": 0", "\"timestamp\": 1e300", "`timestamp`: expected milliseconds, from 0"),
         ("700", "-700", "field `input_length`: invalid value: integer `-700`, expected u64"),
         ("700", "700.5", "floating point `700.5`, expected u64"),
         (
