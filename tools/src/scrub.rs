@@ -137,7 +137,7 @@ fn open(devices: &mut Devices, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec
     let shape = superblock.layout.shape;
     let blocks = (BATCH_BYTES / shape.block_bytes()).clamp(2, BATCH_FILES) as u32;
     let clock = devices.clock();
-    let (attached, space) = devices.take_attached();
+    let (attached, space) = devices.take_attached().map_err(user_error)?;
     let (mut opening, start) = (Opening::new(!flags.json), Instant::now());
     let config = StoreConfig {
         devices: attached,

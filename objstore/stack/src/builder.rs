@@ -249,6 +249,9 @@ impl Builder {
                 Ok(()) => {
                     let gpu = self.gpu.as_deref();
                     let on = devices.controllers(&self.controller, gpu)?;
+                    if executor != Executor::File {
+                        on.run()?;
+                    }
                     on.outfit(&self.options, kernel_gpu.as_deref())?;
                     let (queues, space, unit) = (on.queues.clone(), on.space.clone(), limits(on).0);
                     let opened = self.pool_plan().register(route, on).and_then(|(pool, place)| {
@@ -345,7 +348,7 @@ impl Builder {
             pool,
             gpu: self.gpu.as_ref().map(|gpu| gpu.for_store()),
             options: self.options.clone(),
-            devices: devices.take_attached().0,
+            devices: devices.take_controllers().devices,
         }
     }
 

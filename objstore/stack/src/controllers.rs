@@ -3,9 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gio_kernels::cuda::{DoorbellKind, MappingKind, Registration};
-use nvme_driver::{
-    Clock, Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace, platform::p2p,
-};
+use nvme_driver::{Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace, platform::p2p};
 use nvme_emu::Emu;
 use objstore::{StoreDevice, StoreOptions};
 
@@ -70,15 +68,14 @@ impl Controllers {
     /// Returns [`StackError::Failed`].
     pub(crate) fn emulated(
         emulation: &Arc<Emulation>,
-        clock: &Arc<dyn Clock>,
         options: &ControllerOptions,
     ) -> Result<Self, StackError> {
-        let attach = |emu: &Arc<Emu>| {
-            let attached = Controller::attach(emu.bus(), clock.clone(), options.clone());
+        let attach = |(at, emu): (usize, &Arc<Emu>)| {
+            let attached = Controller::attach(emu.bus(), emulation.clock(at), options.clone());
             let failed = |error| StackError::failed(format!("attaching to {}", emu.id()), error);
             attached.map(StoreDevice::new).map_err(failed)
         };
-        let devices = emulation.emus.iter().map(attach).collect::<Result<_, _>>()?;
+        let devices = emulation.emus.iter().enumerate().map(attach).collect::<Result<_, _>>()?;
         let domain = emulation.domain.clone();
         Ok(Self::new(devices, Some(emulation.clone()), domain, DoorbellKind::Memory))
     }
@@ -186,6 +183,14 @@ impl Controllers {
         Err(StackError::unfit(why, hint))
     }
 
+    /// Has threads run software controllers ([`Emulation::run`]).
+    ///
+    /// # Errors
+    /// Returns [`StackError::Failed`] without threads.
+    pub(crate) fn run(&self) -> Result<(), StackError> {
+        self.backend.emulation.as_ref().map_or(Ok(()), |emulation| emulation.run())
+    }
+
     pub(crate) fn is_emulated(&self) -> bool {
         self.backend.emulation.is_some()
     }
@@ -267,7 +272,7 @@ mod tests {
         let emulation =
             Arc::new(Emulation::new(vec![config], "drives".into(), &time, None).unwrap());
         let options = ControllerOptions::default();
-        let attached = Controllers::emulated(&emulation, &time.clock(), &options).unwrap();
+        let attached = Controllers::emulated(&emulation, &options).unwrap();
         let Controllers { devices, space, .. } = attached;
         (emulation, Controllers::new(devices, None, space, DoorbellKind::Memory))
     }

@@ -176,7 +176,7 @@ impl Devices {
             Some(emulation) => emulation,
             None => Arc::new(Emulation::new(configs, self.name(), &self.time, gpu)?),
         };
-        let attached = Controllers::emulated(&emulation, &clock, options);
+        let attached = Controllers::emulated(&emulation, options);
         self.emulation = Some(emulation);
         let mut attached = attached?;
         if let Location::Drives { drives, .. } = &self.location {
@@ -210,13 +210,23 @@ impl Devices {
         self.attached.as_ref().map_or(&[], |attached| &attached.devices)
     }
 
-    /// Takes the attached controllers, in order, and their address space.
+    /// Takes the attached controllers, in order, and their address space. Threads run those in
+    /// software from now on: an I/O kernel on them waits elsewhere.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Failed`] without threads.
     ///
     /// # Panics
     /// Panics if none are attached.
-    pub fn take_attached(&mut self) -> (Vec<StoreDevice>, Arc<dyn DmaSpace>) {
-        let Controllers { devices, space, .. } = self.attached.take().expect("they are attached");
-        (devices, space)
+    pub fn take_attached(&mut self) -> Result<(Vec<StoreDevice>, Arc<dyn DmaSpace>), StackError> {
+        let taken = self.take_controllers();
+        taken.run()?;
+        Ok((taken.devices, taken.space))
+    }
+
+    /// Same as [`Devices::take_attached`], without threads.
+    pub(crate) fn take_controllers(&mut self) -> Controllers {
+        self.attached.take().expect("they are attached")
     }
 
     /// Returns the software controllers, for tests; none before they are attached, and for drives.
@@ -373,6 +383,7 @@ mod tests {
 
     use super::*;
     use crate::held::MARK;
+    use crate::store_dir::{StoreDirMedia, StoreDirOptions};
 
     const MIB: u64 = 1 << 20;
     const BYTES: u64 = 16 * MIB;
@@ -410,6 +421,31 @@ mod tests {
         format(&controllers, 2, Overwrite::Store).unwrap();
         format(&controllers, 2, Overwrite::Nothing).unwrap();
         assert_eq!(loss(&controllers), Overwrite::Store);
+    }
+
+    /// Nothing polls doorbells while a store in files is idle.
+    #[test]
+    fn files_need_threads_for_an_io_kernel_only() {
+        let place = tempfile::tempdir_in("/var/tmp").unwrap();
+        let media = StoreDirMedia::Files { count: 2, bytes: 2 * BYTES };
+        let options = StoreDirOptions { id: 1, media, lba_bytes: 4096 };
+        let dir = StoreDir::create(&place.path().join("store"), &options).unwrap();
+        let mut devices = Devices::from(dir);
+        let controllers = devices.controllers(&ControllerOptions::default(), None).unwrap();
+        for device in &controllers.devices {
+            let drive = &mut *device.controller.lock();
+            let nsid = drive.namespaces()[0].nsid;
+            drive.write(nsid, Lba(3), &[7; 4096], true).unwrap();
+            drive.flush(nsid).unwrap();
+            let mut found = [0; 4096];
+            drive.read(nsid, Lba(3), &mut found).unwrap();
+            assert_eq!(found, [7; 4096]);
+        }
+        let emulation = devices.emulation.clone().unwrap();
+        assert!(!emulation.has_threads());
+        emulation.run().unwrap();
+        assert!(emulation.has_threads());
+        devices.shut_down().unwrap();
     }
 
     #[test]

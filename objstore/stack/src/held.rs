@@ -157,7 +157,7 @@ mod tests {
             let config = EmuConfig::new("drive").namespace(media.clone(), 512);
             let mut devices = Devices::from(vec![config]);
             devices.attach(&ControllerOptions::default(), None).unwrap();
-            let (mut attached, _) = devices.take_attached();
+            let (mut attached, _) = devices.take_attached().unwrap();
             attached[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
             written.iter().for_each(|(at, bytes)| media.poke(*at, bytes).unwrap());
             assert_eq!(Held::on(&attached).unwrap()[0].loss, wanted, "{written:?}");

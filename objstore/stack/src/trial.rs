@@ -138,7 +138,7 @@ mod tests {
         let config = EmuConfig::new("drive").namespace(media, 4096);
         let mut devices = Devices::from(vec![config]);
         devices.attach(&ControllerOptions::default(), None).unwrap();
-        let (attached, space) = devices.take_attached();
+        let (attached, space) = devices.take_attached().unwrap();
         let (emu, clock) = (devices.emus()[0].clone(), devices.clock());
         let mut drive = attached[0].controller.lock();
         let memory = space.alloc(trial_bytes(&drive)).unwrap();

@@ -186,7 +186,7 @@ fn controllers_keep_the_threads_that_answer_for_them() {
     let config = EmuConfig::new("kept").namespace(MemoryMedia::new(32 << 20).unwrap(), 4096);
     let mut below = Devices::from(vec![config]);
     below.attach(&ControllerOptions::default(), None).unwrap();
-    let (clock, (devices, space)) = (below.clock(), below.take_attached());
+    let (clock, (devices, space)) = (below.clock(), below.take_attached().unwrap());
     let memory = space.alloc(4 * SHAPE.block_bytes() as usize).unwrap();
     let config = StoreConfig {
         devices,

@@ -28,7 +28,7 @@ fn drive() -> (MemoryMedia, Vec<StoreDevice>, Devices) {
     let media = MemoryMedia::new(BYTES).unwrap();
     let config = EmuConfig::new("drive").namespace(media.clone(), 512);
     let mut devices = offline::attach(vec![config]).unwrap();
-    let (mut attached, _) = devices.take_attached();
+    let (mut attached, _) = devices.take_attached().unwrap();
     attached[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
     (media, attached, devices)
 }
