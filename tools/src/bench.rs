@@ -39,7 +39,9 @@ use gio_uring::abi;
 use nvme_driver::ControllerOptions;
 use nvme_emu::{EmuConfig, FileMedia, FileOptions, SimClock};
 use objstore::{KvShape, Overwrite, StoreOptions};
-use ripieno_stack::{Builder, EMU_DEPTH, Executor, Gpu, PoolMemory, Route, StackConfig};
+use ripieno_stack::{
+    Builder, EMU_DEPTH, Executor, Gpu, PoolMemory, Route, StackConfig, file_target,
+};
 
 use crate::config::{self, Descriptors, OutputFlags, PathFlags};
 use crate::devices::{self, Devices, EmuChoice, Media};
@@ -95,8 +97,9 @@ impl BenchCommand {
 
 const RAW_HELP: &str = measurement_help!(
     "\
-Transfers of one size are kept in flight on every queue, through the rings and the I/O kernel that a
-store uses. One that is longer than a command may be takes several commands.
+Transfers of one size are kept in flight on every queue, by the executor that a store on these
+devices has: files and block devices by io_uring, drives and memory by the I/O kernel. One that is
+longer than a command may be takes several commands.
 
 Examples:
   ripieno bench raw
@@ -110,11 +113,13 @@ Examples:
   ripieno bench raw --path /var/tmp --against fio              # the same by fio, in turns
 
 A drive is only read, unless --rw names writes; then it must be blank, or --overwrite names what is
-not needed. A block device must not be in use, and is opened by a software controller.
+not needed. A block device must not be in use. With --executor inline or host, or --mdts or
+--descriptors, files and block devices are behind software controllers.
 
-Every measurement is checked: commands and bytes against the SMART log of each device, and a sample
-of the contents, moved after the measured time, against the driver's own reads. Failed ones report
-no numbers. The spread is (max - min) / median bandwidth over ten intervals; above 20 % is noisy.
+Every measurement is checked: commands and bytes against the SMART log of each device (except files
+and block devices by io_uring), and a sample of the contents, moved after the measured time, against
+the driver's own reads. Failed ones report no numbers. The spread is (max - min) / median
+bandwidth over ten intervals; above 20 % is noisy.
 
 With --json: {\"version\", \"bench\", \"run\", \"setting\", \"rows\": [{\"rw\", \"bs_bytes\",
 \"iodepth\", \"iops\", \"bytes_s\", \"p99_us\", ...}], \"knees\", \"mixed\", \"failed\"}."
@@ -225,7 +230,7 @@ pub(crate) struct RawFlags {
     #[arg(long, value_name = "PROGRAM", value_enum, help_heading = "Load")]
     against: Option<Against>,
 
-    /// Block devices, each behind a software controller, instead of files
+    /// Block devices instead of files
     #[arg(long, value_name = "PATH", help_heading = "Devices", value_delimiter = ',',
         conflicts_with_all = ["path", "devices", "mdts"])]
     block: Vec<PathBuf>,
@@ -258,8 +263,8 @@ impl Takes for RawFlags {
         ("devices", "2"),
         ("lba", ""),
         ("overwrite", ""),
-        // One thread, like other tools that measure drives.
-        ("executor", "inline"),
+        // One thread, like other tools that measure drives; files as a store has them.
+        ("executor", "inline; on files and block devices file"),
         ("gpu", "0"),
         ("io_sms", ""),
         ("route", "host"),
@@ -345,7 +350,11 @@ impl<'a> Raw<'a> {
     fn check(flags: &'a RawFlags) -> Result<Self, Problem> {
         flags.page.check()?;
         let config = &flags.options.config;
-        let usual = if config.is_passthrough() { Executor::File } else { Executor::Inline };
+        // That of a store. Flags about commands need commands.
+        let on_files = config.path.is_some() || !flags.block.is_empty();
+        let any = flags.descriptors == Descriptors::Auto && flags.mdts.is_none();
+        let by_file = config.is_passthrough() || on_files && any;
+        let usual = if by_file { Executor::File } else { Executor::Inline };
         let executor = Some(config.executor.unwrap_or(usual));
         let executor = flags.path.executor(&StackConfig { executor, ..config.clone() })?;
         let devices = flags.devices()?;
@@ -463,12 +472,13 @@ impl<'a> Raw<'a> {
                 let config = |(index, path): (usize, &PathBuf)| {
                     let media = block_media(path)?;
                     let config = EmuConfig::new(format!("block{index}"));
-                    Ok(config.namespace(media, *lba_bytes))
+                    let file = file_target(&media);
+                    Ok((config.namespace(media, *lba_bytes), file))
                 };
-                let configs = paths.iter().enumerate().map(config);
-                let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
+                let opened = paths.iter().enumerate().map(config);
+                let opened = opened.collect::<anyhow::Result<(Vec<_>, Vec<_>)>>()?;
                 let names = paths.iter().map(|path| path.display().to_string());
-                Ok((configs.into(), names.collect()))
+                Ok((opened.into(), names.collect()))
             }
             Devices::Emu(emu) => {
                 let bytes = self.emu_bytes(emu);
@@ -477,8 +487,9 @@ impl<'a> Raw<'a> {
                 let (configs, files): (Vec<_>, Vec<_>) = all.into_iter().unzip();
                 // They have no names. The media keep them open.
                 let path = |number| format!("/proc/{}/fd/{number}", std::process::id());
-                let numbers = files.iter().flatten().map(|it| it.file.as_raw_fd());
-                Ok((configs.into(), numbers.map(path).collect()))
+                let files: Vec<_> = files.into_iter().flatten().collect();
+                let paths = files.iter().map(|it| path(it.file.as_raw_fd())).collect();
+                Ok(((configs, files).into(), paths))
             }
             Devices::Drives(addresses) => {
                 let drives = ripieno_stack::Devices::drives(addresses);
@@ -527,6 +538,8 @@ impl<'a> Raw<'a> {
         let stack = builder.open_raw(self.contexts).map_err(user_error)?;
         let queues = u32::from(self.flags.queues());
         let mut bench = Bench::new(stack, self.flags.size, queues, self.flags.seed)?;
+        let are_drives = matches!(self.devices, Devices::Drives(_));
+        bench.is_logged = check::is_logged(self.executor, are_drives);
         bench.files = files;
         let largest = u64::from(self.loads.iter().map(|load| load.bytes).max().unwrap_or(0));
         for (area, (controller, _)) in bench.areas.iter().zip(bench.stack.ring.controllers()) {
@@ -689,8 +702,10 @@ impl Raw<'_> {
     fn setting(&self, bench: &Bench) -> Setting {
         let (Self { flags, devices, .. }, placement) = (self, bench.stack.placement());
         let cpu = match devices {
-            Devices::Drives(_) => "of the whole process",
-            Devices::Emu(_) => "of the whole process, with the software controllers",
+            Devices::Emu(_) if self.executor != Executor::File => {
+                "of the whole process, with the software controllers"
+            }
+            _ => "of the whole process",
         };
         let (runtime, ramp) = (flags.runtime.as_secs_f64(), flags.ramp.as_secs_f64());
         let depth = "of a queue; 8 operations at a time, above that several transfers each";

@@ -24,7 +24,7 @@ use crate::interrupt::Interrupt;
 use crate::machine::check_memory;
 use crate::offline;
 use crate::options::StoreFlags;
-use crate::problem::Problem;
+use crate::problem::{Problem, user_error};
 use crate::progress::{Opening, Progress};
 use crate::size::{self, Size, grouped};
 use crate::table::{row, table};

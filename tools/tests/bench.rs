@@ -60,6 +60,15 @@ fn a_result_says_what_made_it() {
     }
     assert!(setting["file_system"].is_string() && setting["lba_bytes"] == 4096, "{setting}");
     assert!(found["load"]["seed"] == 7 && found["notes"].to_string().contains("checked: "));
+    // That of a store, unless something else is asked for: then a log counts.
+    for (line, executor, is_logged) in
+        [("", "file", false), ("--mdts 8KiB", "inline", true), ("--executor host", "host", true)]
+    {
+        let found = report(&format!("--rw randread --bs 4k --path /var/tmp {line}"));
+        assert_eq!(found["setting"]["executor"], executor);
+        let notes = found["notes"].to_string();
+        assert_eq!(notes.contains("against the devices' SMART logs"), is_logged, "{notes}");
+    }
     let text = run_raw("");
     assert!(text.contains("of this machine's memory, not of a drive"), "{text}");
     assert!(!run_raw("--path /var/tmp").contains("not of a drive"));
@@ -151,6 +160,13 @@ fn contexts_of_all_shapes_and_lengths_are_measured() {
 fn objects_smaller_than_a_block_of_the_device_are_measured() {
     let (found, _) = rows("layers --model mini --block-tokens 16 --tokens 1024 --rounds 2");
     assert_eq!(found.len(), 2);
+}
+
+#[test]
+fn contexts_in_files_are_measured() {
+    let line = "layers --model mini --block-tokens 64 --tokens 512 --rounds 1 --path /var/tmp";
+    let (found, report) = rows(line);
+    assert!(found.len() == 2 && report["setting"]["executor"] == "file", "{report}");
 }
 
 #[test]

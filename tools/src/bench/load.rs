@@ -107,6 +107,8 @@ pub(super) struct Bench {
     pub(super) areas: Vec<Area>,
     /// Paths of the files or block devices that the devices are; none of drives and memory.
     pub(super) files: Vec<String>,
+    /// True if their SMART logs count the transfers.
+    pub(super) is_logged: bool,
     pub(super) queues: u32,
     pool: KvPool,
     /// The buffers' bytes; `None` if this process cannot access them.
@@ -154,6 +156,7 @@ impl Bench {
             stack,
             areas,
             files: Vec::new(),
+            is_logged: true,
             queues,
             pool,
             host,

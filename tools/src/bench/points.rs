@@ -93,8 +93,7 @@ pub(super) fn summarise(report: &mut Report) {
         }
     }
     let compared: f64 = rows.iter().map(|row| number(row, "compared_bytes")).sum();
-    report.checked = "commands and bytes against the devices' SMART logs; ".to_owned();
-    report.checked += &match compared as u64 {
+    report.checked = match compared as u64 {
         0 => "contents were not compared: this process cannot read the buffers, or too few bytes \
               of the devices are used"
             .to_owned(),

@@ -14,7 +14,7 @@ use crate::interrupt::Interrupt;
 use crate::problem::{Interrupted, Problem, user_error};
 use crate::progress::Progress;
 use ripieno_sim::median;
-use ripieno_stack::{Executor, StackConfig};
+use ripieno_stack::StackConfig;
 
 /// Transfers in flight while the contents are sampled.
 const DEPTH: u32 = 8;
@@ -119,8 +119,7 @@ impl RawFlags {
     /// Returns flags that read these devices in transfers of up to `bytes` bytes.
     fn of_reads(args: &StoreArgs, bytes: u32, depth: u32) -> Self {
         let common = &args.common;
-        let usual = if args.config.is_passthrough() { Executor::File } else { Executor::Host };
-        let executor = Some(args.config.executor.unwrap_or(usual));
+        let executor = Some(args.executor);
         let config = StackConfig { executor, queues: Some(args.queues()), ..args.config.clone() };
         Self {
             rw: vec![Pattern::Read],

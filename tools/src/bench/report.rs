@@ -6,7 +6,7 @@ use ripieno_sim::{Line, Outcome, Plot, Table};
 use ripieno_stack::{Executor, Placement};
 use serde::{Serialize, Serializer};
 
-use super::PageFlags;
+use super::{PageFlags, check};
 use crate::config::OutputFlags;
 use crate::devices::{Devices, EmuChoice};
 use crate::interrupt::Interrupt;
@@ -106,6 +106,9 @@ pub(super) struct Setting {
     pub(super) memory: String,
     /// Bytes of a logical block; null for drives that a store has.
     pub(super) lba_bytes: Option<u32>,
+    /// True if the devices' SMART logs count what is moved.
+    #[serde(skip)]
+    pub(super) is_logged: bool,
     /// Of the media's files; null for other media.
     pub(super) file_system: Option<String>,
     /// More about the I/O kernel, and about the time.
@@ -127,6 +130,7 @@ impl Setting {
             path: placement.route.name(),
             memory: placement.memory(),
             lba_bytes: devices.emu().map(|emu| emu.lba_bytes),
+            is_logged: check::is_logged(executor, devices.emu().is_none()),
             file_system: devices.emu().and_then(EmuChoice::dir).and_then(machine::file_system),
             notes: Vec::new(),
         }
@@ -191,7 +195,7 @@ pub(super) struct Report {
     /// Rows that did not pass their checks.
     failed: usize,
     pub(super) interrupted: bool,
-    /// The checks of rows that have figures.
+    /// How the contents of rows that have figures were checked.
     #[serde(skip)]
     pub(super) checked: String,
     /// Plots: the first of these parameters that has several values, and figures over it.
@@ -213,9 +217,7 @@ impl Report {
             more: BTreeMap::new(),
             failed: 0,
             interrupted: false,
-            checked: "commands and bytes against the devices' SMART logs, and a sample of the \
-                      contents"
-                .to_owned(),
+            checked: "a sample of the contents".to_owned(),
             axes: (Vec::new(), Vec::new()),
         }
     }
@@ -318,7 +320,9 @@ impl Report {
             ));
         }
         if good().count() > 0 && self.failed == 0 {
-            notes.push(format!("checked: {}", self.checked));
+            let is_logged = self.setting.as_ref().is_none_or(|setting| setting.is_logged);
+            let logs = "commands and bytes against the devices' SMART logs; ";
+            notes.push(format!("checked: {}{}", if is_logged { logs } else { "" }, self.checked));
         }
         notes.extend(self.notes.iter().cloned());
         if self.interrupted {

@@ -10,7 +10,7 @@ use objstore::{BlockId, BlockKey, Layer, Order, SharedController, Store, StoreEr
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use super::check::{Counted, Sent};
+use super::check::{self, Counted, Sent};
 use super::report::Setting;
 use crate::config::{ReplayFlags, StoreArgs};
 use crate::drives;
@@ -36,6 +36,7 @@ pub(super) struct Session<'a> {
     /// Keys that the store has room for.
     pub(super) keys: &'a [BlockKey],
     pub(super) interrupt: &'a mut Interrupt,
+    /// Those with a SMART log of what is moved.
     devices: &'a [SharedController],
     /// Bytes of an object on the devices, padding included.
     slot_bytes: u64,
@@ -109,6 +110,7 @@ pub(super) fn with<T>(
     let store = stack.store().clone();
     let controllers = store.plane().controllers()?;
     let medium = Medium::or_scaled(medium, args.scale);
+    let is_logged = check::is_logged(args.executor, args.devices.emu().is_none());
     let mut session = Session {
         args,
         clock: &clock,
@@ -116,7 +118,7 @@ pub(super) fn with<T>(
         pool,
         keys: plan.keys(0),
         interrupt,
-        devices: &controllers,
+        devices: if is_logged { &controllers } else { &[] },
         slot_bytes: u64::from(args.shape.object_bytes.next_multiple_of(lba_bytes)),
         sim: sim.as_ref().map(|sim| (sim, medium)),
     };
