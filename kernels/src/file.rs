@@ -31,8 +31,9 @@ use nvme_driver::{
     remedy,
 };
 
+pub use self::ring::Lesser;
 use self::{
-    ring::{Lesser, Wake},
+    ring::Wake,
     worker::{Around, Worker},
 };
 use crate::memory;

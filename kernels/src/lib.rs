@@ -63,6 +63,6 @@ pub mod pattern;
 pub mod pool;
 pub mod ptx;
 
-pub use file::{Ends, EndsClock, FileExecutor, FileTarget, Reach};
+pub use file::{Ends, EndsClock, FileExecutor, FileTarget, Lesser, Reach};
 pub use host::{HostExecutor, HostOptions};
 pub use inline::InlineExecutor;

@@ -9,8 +9,10 @@ mod trials;
 
 use std::io::IsTerminal as _;
 
+use gio_kernels::Lesser;
 use nvme_bind::Paint;
 use nvme_bind::doctor::{Finding, Report, Verdict, machine_checks};
+use nvme_driver::remedy;
 use ripieno_stack::{CudaChoice, Route};
 use serde_json::{Map, json};
 
@@ -34,6 +36,7 @@ pub(crate) fn run(flags: &DoctorFlags) -> anyhow::Result<u8> {
     let report = Report::new(&mut out, flags.json, paint)?;
     let mut findings = Findings { report, all: Vec::new() };
     machine_checks(|finding| findings.add(finding))?;
+    findings.add(io_uring())?;
     let gpu = gpu::examine(choice, &mut findings)?;
     match drives {
         [] => trials::try_all(config, choice, gpu.as_ref(), &mut findings)?,
@@ -53,6 +56,21 @@ pub(crate) fn run(flags: &DoctorFlags) -> anyhow::Result<u8> {
         None => !works.is_empty(),
     };
     Ok(if answered && enough { 0 } else { EXIT_FAILED })
+}
+
+/// Checks how a store in files would be read and written.
+fn io_uring() -> Finding {
+    let finding = Finding::new("io-uring", "io_uring, for stores in files", &["io_uring_setup(2)"]);
+    match Lesser::here() {
+        Ok(None) => finding.says(Verdict::Ok, "allowed, with all that they use"),
+        Ok(Some(Lesser { name, cause, remedy })) => {
+            finding.says(Verdict::Warn, format!("executor {name} ({cause})")).fix(remedy)
+        }
+        Err(error) => {
+            let fix = remedy(&error).unwrap_or("take --executor host");
+            finding.says(Verdict::Fail, error.to_string()).fix(fix)
+        }
+    }
 }
 
 /// Returns the routes that work with any executor, best first.

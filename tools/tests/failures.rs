@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ripieno_testkit::without_io_uring;
+use serde_json::Value;
 use store_dir::{FORMAT, Place, REPLAY, is_root, said};
 
 /// All commands that use an existing store directory.
@@ -324,6 +325,14 @@ fn a_store_is_used_where_io_uring_is_forbidden_and_the_report_says_so() {
     without("fsck");
     // Reads by io_uring what threads wrote.
     is_whole(&place);
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    let doctor = without_io_uring(doctor.args(["doctor", "--json"])).output().unwrap();
+    let found: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let checks = found["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["id"] == "io-uring").unwrap();
+    assert_eq!(check["verdict"], "warn");
+    assert!(check["found"].to_string().contains("(threads: io_uring is forbidden)"), "{check}");
+    assert!(check["fix"].to_string().contains("allow io_uring_setup"), "{check}");
 }
 
 #[test]

@@ -83,11 +83,36 @@ impl Wake {
 
 /// How it is less than the best.
 #[derive(Debug)]
-pub(super) struct Lesser {
+pub struct Lesser {
     /// Name of the executor in reports.
-    pub(super) name: &'static str,
-    pub(super) cause: io::Error,
-    pub(super) remedy: &'static str,
+    pub name: &'static str,
+    /// The kernel's answer.
+    pub cause: io::Error,
+    /// Consequence and remedy.
+    pub remedy: &'static str,
+}
+
+impl Lesser {
+    /// Returns how the executor is less than the best on this machine, if it is.
+    ///
+    /// # Errors
+    /// Returns the operating system's error if it would not start at all.
+    pub fn here() -> io::Result<Option<Self>> {
+        made(2, Way::Kernel).map(|(_, lesser)| lesser)
+    }
+}
+
+/// Makes a ring, if that is not forbidden. Says how it is less than the best, if it is.
+fn made<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    entries: u32,
+    way: impl FnOnce(IoUring<S, C>) -> Way,
+) -> io::Result<(Option<Way>, Option<Lesser>)> {
+    let (ring, cause) = threads::ring(entries)?;
+    let (name, remedy) = match ring {
+        Some(_) => (PLAIN, "it takes more CPU time; Linux 6.1 has what is missing"),
+        None => (THREADS, FORBIDDEN),
+    };
+    Ok((ring.map(way), cause.map(|cause| Lesser { name, cause, remedy })))
 }
 
 /// Executes entries.
@@ -128,21 +153,10 @@ impl Ring {
     ) -> io::Result<(Self, Option<Lesser>)> {
         // The thread that is woken, and a cancellation.
         let entries = transfers + 2;
-        let (ring, cause) = match target.drive {
-            Some(_) => {
-                let (ring, cause) = threads::ring(entries)?;
-                (ring.map(Way::Drive), cause)
-            }
-            None => {
-                let (ring, cause) = threads::ring(entries)?;
-                (ring.map(Way::Kernel), cause)
-            }
+        let (ring, lesser) = match target.drive {
+            Some(_) => made(entries, Way::Drive)?,
+            None => made(entries, Way::Kernel)?,
         };
-        let (name, remedy) = match ring {
-            Some(_) => (PLAIN, "it takes more CPU time; Linux 6.1 has what is missing"),
-            None => (THREADS, FORBIDDEN),
-        };
-        let lesser = cause.map(|cause| Lesser { name, cause, remedy });
         let way = match ring {
             Some(ring) => ring,
             None => {

@@ -1,7 +1,7 @@
 #![allow(unsafe_code, reason = "gives threads addresses to read to")]
 
 use std::{
-    io::{PipeReader, PipeWriter, Write as _, pipe},
+    io::{PipeReader, PipeWriter, Read as _, Write as _, pipe},
     os::fd::OwnedFd,
     sync::Arc,
 };
@@ -26,6 +26,38 @@ fn reading(into: &mut [u8]) -> (EntryThreads, PipeWriter, Arc<OwnedFd>) {
     }
     threads.submit();
     (threads, writer, reader)
+}
+
+/// Returns the result of a write of `bytes` at offset 0 with these flags.
+fn write(file: impl Into<OwnedFd>, bytes: &[u8], flags: i32) -> i32 {
+    let (file, mut results) = (Arc::new(file.into()), Vec::new());
+    let mut threads = EntryThreads::new(|| {}).unwrap();
+    let entry = opcode::Write::new(NO_FILE, bytes.as_ptr(), bytes.len() as u32);
+    // SAFETY: the bytes live until the result is there.
+    unsafe { threads.push(entry.rw_flags(flags).build(), &file) };
+    threads.submit();
+    while results.is_empty() {
+        threads.take(&mut results);
+        thread::yield_now();
+    }
+    results[0].1
+}
+
+#[test]
+fn a_durable_write_is_flushed_where_the_kernel_has_no_flag_for_it() {
+    // No kernel knows this flag, and all answer as an old one does to RWF_DSYNC.
+    const UNKNOWN: i32 = 1 << 30;
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    assert_eq!(write(file.reopen().unwrap(), b"durable", UNKNOWN), 7);
+    let mut found = String::new();
+    file.read_to_string(&mut found).unwrap();
+    assert_eq!(found, "durable");
+    // Bytes that cannot be flushed are not durable.
+    let null = || std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
+    assert_eq!(write(null(), b"durable", 0), 7);
+    assert_eq!(write(null(), b"durable", UNKNOWN), -libc::EINVAL);
+    // The error is that of the write, if it fails as well.
+    assert_eq!(write(std::fs::File::open(file.path()).unwrap(), b"x", UNKNOWN), -libc::EBADF);
 }
 
 /// After a panic its memory is gone.
