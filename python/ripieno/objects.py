@@ -153,7 +153,13 @@ class Objects:
     def store(self, objects: Sequence[Object]) -> list[int]:
         """Stores objects, and returns the positions of those that are new and complete: others
         were stored before, or had no room beside more useful ones."""
-        new = [at for at, is_stored in enumerate(self.are_stored(objects)) if not is_stored]
+        # Pieces of one that is larger than the store would evict everything, and each other.
+        most = self.all.counts().files
+        new = [
+            at
+            for at, is_stored in enumerate(self.are_stored(objects))
+            if not is_stored and len(objects[at].keys) <= most
+        ]
         missing = {at: len(objects[at].keys) for at in new}
         for space, batch in self._batches(objects, new):
             with self._part() as part:
@@ -165,7 +171,10 @@ class Objects:
                     accepted = request.commit()
             for at, _ in batch[:accepted]:
                 missing[at] -= 1
-        return [at for at in new if not missing[at]]
+        new = [at for at in new if not missing[at]]
+        # Pieces of a later batch may have evicted others of this call.
+        stored = self.are_stored([objects[at] for at in new])
+        return list(compress(new, stored))
 
     def load(self, objects: Sequence[Object]) -> list[bool]:
         """Loads objects to their addresses. Returns which of them arrived; the memory of others

@@ -13,6 +13,7 @@ import pytest
 from waiting import until
 
 import ripieno
+from ripieno.objects import Objects
 
 SHAPE = ripieno.Shape(layers=3, segments=2, object_bytes=4096, block_tokens=16)
 BLOCKS = 16
@@ -334,6 +335,20 @@ def run_the_page(page, path, monkeypatch, examples):
 
 def test_the_readme_works(tmp_path, monkeypatch):
     run_the_page("README.md", tmp_path, monkeypatch, 1)
+
+
+def test_an_object_larger_than_the_store_is_not_stored(tmp_path):
+    with Objects.open(path=str(tmp_path), capacity="4MiB", piece="4KiB", buffer="1MiB") as cache:
+        small = cache.named("small", bytearray(b"small"))
+        large = cache.named("large", bytearray(8 << 20))
+        assert cache.store([small]) == [0]
+        assert cache.store([large]) == []
+        assert cache.are_stored([small, large]) == [True, False]
+        # Together they do not fit: what is said to be stored is.
+        parts = [cache.named(f"part {at}", bytearray(256 << 10)) for at in range(8)]
+        stored = cache.store(parts)
+        found = cache.are_stored(parts)
+        assert stored == [at for at, is_stored in enumerate(found) if is_stored]
 
 
 def test_the_page_about_objects_works(tmp_path, monkeypatch):
