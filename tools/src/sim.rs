@@ -45,7 +45,7 @@ pub(crate) struct SimFlags {
 #[derive(Debug, Args)]
 struct TierFlags {
     /// Host memory for KV cache [default: 256GiB]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Machine")]
+    #[arg(long, value_name = "SIZE", value_parser = size::memory, help_heading = "Machine")]
     dram: Option<u64>,
 
     /// Number of drives

@@ -17,6 +17,17 @@ pub(crate) fn above_zero(text: &str) -> Result<u64, String> {
     if bytes > 0 { Ok(bytes) } else { Err("expected more than 0 bytes".to_owned()) }
 }
 
+/// Same as [`parse`], for memory that holds KV cache: none, or at least a MiB. A number without a
+/// unit is bytes, and meant for GiB.
+pub(crate) fn memory(text: &str) -> Result<u64, String> {
+    match parse(text)? {
+        bytes @ 1..1_048_576 => {
+            Err(format!("{}; expected 0, or 1MiB or more, such as 64GiB", Size(bytes)))
+        }
+        bytes => Ok(bytes),
+    }
+}
+
 /// Parses a time with a unit, such as `80us`, `1.5ms`, `30s`, `10m`, `1h` and `7d`, or in seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();

@@ -172,7 +172,15 @@ fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
         // The parser counts lines within its input, which is one line.
         let text = error.to_string();
         let text = text.split(" at line ").next().unwrap_or_default();
-        at.problem(&format!("not a JSON object: {text} (column {})", error.column()))
+        let what = format!("not a JSON object: {text} (column {})", error.column());
+        if line.contains(&b',') && !line.contains(&b'{') && line.is_ascii() {
+            let hint = "a CSV says how long prompts are, and not what they share, on which all hits \
+                        depend: make a line of JSON of each row, with `hash_ids` of its own for \
+                        each (then nothing is found), or take a workload that is like yours: \
+                        ripieno sim lists them";
+            return Problem::new(at.problem(&what).to_string(), hint);
+        }
+        at.problem(&what)
     })?;
     if !value.is_object() {
         return Err(at.problem("expected a JSON object"));

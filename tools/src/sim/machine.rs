@@ -38,7 +38,7 @@ pub(crate) struct MachineFlags {
     gpus: u32,
 
     /// Memory of all GPUs for KV cache [default: 90 % of it, minus the weights of the layers]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Machine")]
+    #[arg(long, value_name = "SIZE", value_parser = size::memory, help_heading = "Machine")]
     kv_memory: Option<u64>,
 
     #[command(flatten)]

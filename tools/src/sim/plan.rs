@@ -17,7 +17,7 @@ pub(crate) struct PlanFlags {
     name: String,
 
     /// Candidate sizes of host memory
-    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = size::parse,
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = size::memory,
         default_value = "64GiB,256GiB,1TiB", help_heading = "Choices")]
     dram: Vec<u64>,
 

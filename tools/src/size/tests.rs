@@ -4,6 +4,8 @@ use super::*;
 fn a_size_above_zero_is_read() {
     assert!(above_zero("0KiB").is_err());
     assert_eq!(above_zero("1KiB"), Ok(1024));
+    assert!(memory("64").unwrap_err().starts_with("64 B; expected 0, or 1MiB or more"));
+    assert_eq!([memory("0"), memory("64GiB")], [Ok(0), Ok(64 << 30)]);
 }
 
 #[test]

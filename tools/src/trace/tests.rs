@@ -133,6 +133,8 @@ fn what_is_wrong_is_named() {
         let problem = read_text(&format!("{GOOD}\n{bad}\n"), None).unwrap_err().to_string();
         assert!(problem.contains(":2: ") && problem.contains(wanted), "{problem}");
     }
+    let csv = read_text("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,4808\n", None).unwrap_err();
+    assert!(csv.to_string().contains(":1: ") && csv.hint().contains("a CSV says"), "{csv}");
     let problem = read_text("[1]\n", None).unwrap_err().to_string();
     assert!(problem.ends_with(":1: expected a JSON object"), "{problem}");
 }
