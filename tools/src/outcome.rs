@@ -5,13 +5,25 @@ use serde::{Serialize, Serializer, ser::SerializeMap as _};
 use crate::size::{Size, grouped};
 use crate::table::grid;
 
-/// Formats microseconds with three digits.
-fn us(us: f64) -> String {
-    match us {
-        us if us >= 1e5 => format!("{:.0} ms", us / 1e3),
-        us if us >= 1e3 => format!("{:.2} ms", us / 1e3),
-        us if us >= 100.0 => format!("{us:.0} us"),
-        us => format!("{us:.1} us"),
+/// Names of times and of bytes by unit, from the smallest, and how many times larger the next is.
+const MICROS: (&[&str], f64) = (&["us", "ms", "s"], 1000.0);
+const BYTES: (&[&str], f64) = (&["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024.0);
+
+/// Formats a number with three digits, and in the same unit as the others of its column: that of the
+/// smallest which is not zero, or a larger one if the largest had more than five digits.
+fn in_unit_of(column: &[f64], number: f64, (names, step): (&[&str], f64)) -> String {
+    let all = || column.iter().copied().chain([number]);
+    let least = all().filter(|it| *it > 0.0).fold(f64::INFINITY, f64::min);
+    let most = all().fold(0.0, f64::max);
+    let (mut at, mut unit) = (0, 1.0);
+    // Not 1000 in the smaller unit.
+    while at + 1 < names.len() && most > 0.0 && (least / unit >= 999.5 || most / unit >= 1e5) {
+        (at, unit) = (at + 1, unit * step);
+    }
+    match number / unit {
+        it if it >= 99.95 => format!("{} {}", grouped(it.round() as u64), names[at]),
+        it if it >= 9.995 => format!("{it:.1} {}", names[at]),
+        it => format!("{it:.2} {}", names[at]),
     }
 }
 
@@ -51,12 +63,17 @@ pub(crate) enum Value {
 
 impl Value {
     pub(crate) fn text(&self) -> String {
+        self.text_in(&[])
+    }
+
+    /// Formats a value of a column with these times or bandwidths.
+    fn text_in(&self, column: &[f64]) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Count(count) => grouped(*count),
             Self::Bytes(bytes) => Size(*bytes).to_string(),
-            Self::BytesPerSecond(rate) => format!("{}/s", Size(*rate as u64)),
-            Self::Micros(micros) => us(*micros),
+            Self::BytesPerSecond(rate) => in_unit_of(column, *rate, BYTES) + "/s",
+            Self::Micros(micros) => in_unit_of(column, *micros, MICROS),
             Self::Whole(number) => grouped(number.round() as u64),
             Self::Ratio(ratio) => format!("{ratio:.2}"),
             Self::Seconds(seconds) => format!("{seconds:.3}"),
@@ -66,6 +83,17 @@ impl Value {
             Self::Json(value) => value.to_string(),
         }
     }
+}
+
+/// Returns the cells of rows with the same columns. Times and bandwidths of a column have one unit.
+pub(crate) fn cells(rows: &[Vec<Value>]) -> Vec<Vec<String>> {
+    let number = |value: &Value| match value {
+        Value::Micros(number) | Value::BytesPerSecond(number) => Some(*number),
+        _ => None,
+    };
+    let column = |at| rows.iter().filter_map(|row| number(row.get(at)?)).collect::<Vec<_>>();
+    let cell = |(at, value): (usize, &Value)| value.text_in(&column(at));
+    rows.iter().map(|row| row.iter().enumerate().map(cell).collect()).collect()
 }
 
 /// Distribution of times in milliseconds.
@@ -107,8 +135,9 @@ pub(crate) fn shown(facts: &[Fact]) -> impl Iterator<Item = &Fact> {
 pub(crate) fn rows(rows: &[Facts], left: usize) -> String {
     let header: Vec<&str> =
         rows.first().map_or(Vec::new(), |row| shown(&row.0).map(|it| it.1).collect());
-    let cells = rows.iter().map(|row| shown(&row.0).map(|it| it.2.text()).collect());
-    grid(&header, cells.collect(), left)
+    let rows: Vec<_> =
+        rows.iter().map(|row| shown(&row.0).map(|it| it.2.clone()).collect()).collect();
+    grid(&header, cells(&rows), left)
 }
 
 impl Serialize for Facts {
@@ -130,3 +159,20 @@ macro_rules! facts {
     };
 }
 pub(crate) use facts;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_has_one_unit() {
+        let row = |us: f64, rate: f64| vec![Value::Micros(us), Value::BytesPerSecond(rate)];
+        let rows = [row(78.64, 33e6), vec![Value::Text("failed".to_owned())], row(29_670.0, 3e9)];
+        let wanted = [&["78.6 us", "31.5 MiB/s"][..], &["failed"], &["29,670 us", "2,861 MiB/s"]];
+        assert_eq!(cells(&rows), wanted);
+        let all = [0.0, 451.0, 471_073.0];
+        let text = all.map(|number| in_unit_of(&all, number, MICROS));
+        assert_eq!(text, ["0.00 ms", "0.45 ms", "471 ms"]);
+        assert_eq!([999.6, 0.0].map(|it| Value::Micros(it).text()), ["1.00 ms", "0.00 us"]);
+    }
+}

@@ -256,7 +256,10 @@ fn show(outcome: &Outcome) -> String {
     for table in outcome.tables.iter().chain(&comparisons(outcome)) {
         let header: Vec<&str> = table.columns.iter().map(String::as_str).collect();
         let rows = table.rows.iter().map(|row| row.iter().map(|cell| fold(cell, 0)).collect());
-        let drawn = fitted(&header, rows.collect(), 1..5, 1);
+        let is_number = |cell: &String| cell.len() < 2 || cell.parse::<f64>().is_ok();
+        let is_text = |at: &usize| table.rows.iter().any(|row| !is_number(&row[*at]));
+        let right = 1..(5..header.len()).find(is_text).unwrap_or(header.len());
+        let drawn = fitted(&header, rows.collect(), right, 1);
         text += &format!("\n{}\n{drawn}\n", table.title);
     }
     outcome.notes.iter().for_each(|note| text += &format!("\n{}\n", fold(note, 0)));

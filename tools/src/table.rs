@@ -1,5 +1,6 @@
-//! Tables for people, as wide as the terminal permits: a grid, or, where that is wider, each row as
-//! lines of names and values. Words, which may be identifiers, stay whole.
+//! Tables for people, as wide as the terminal permits: a grid, or, where that is wider, several with
+//! a part of the columns each, or each row as lines of names and values. Words, which may be
+//! identifiers, stay whole.
 
 use std::ops::Range;
 
@@ -52,20 +53,66 @@ fn fit(
     of: usize,
     columns: Option<usize>,
 ) -> String {
+    let wide = drawn(header, &rows, &right);
+    match columns {
+        Some(columns) if width(&wide) > columns => split(header, &rows, &right, of, columns)
+            .unwrap_or_else(|| stacked(header, &rows, of, columns)),
+        _ => wide,
+    }
+}
+
+fn drawn(header: &[impl ToString], rows: &[Vec<String>], right: &Range<usize>) -> String {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
     if !header.is_empty() {
-        table.set_header(header);
+        table.set_header(header.iter().map(ToString::to_string));
     }
-    table.add_rows(&rows);
+    table.add_rows(rows);
     for column in table.column_iter_mut().take(right.end).skip(right.start) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let wide = table.to_string();
-    match columns {
-        Some(columns) if width(&wide) > columns => stacked(header, &rows, of, columns),
-        _ => wide,
+    table.to_string()
+}
+
+/// Formats grids with folded heads, each with as many columns as fit beside the first `of`. Returns
+/// `None` where one alone does not fit, without heads, and for so few rows that nobody compares them.
+fn split(
+    header: &[&str],
+    rows: &[Vec<String>],
+    right: &Range<usize>,
+    of: usize,
+    columns: usize,
+) -> Option<String> {
+    if rows.len() < 3 || rows.iter().any(|row| row.len() != header.len()) {
+        return None;
     }
+    let mut rows = rows.to_vec();
+    if of == 1 {
+        rows.iter_mut().for_each(|row| row[0] = fold_at(&row[0], columns * 2 / 5));
+    }
+    let cells = |at: usize| rows.iter().map(|row| width(&row[at])).max().unwrap_or(0);
+    let words = |head: &str| head.split(' ').map(width).max().unwrap_or(0);
+    let heads = header.iter().enumerate();
+    let heads: Vec<_> = heads.map(|(at, it)| fold_at(it, cells(at).max(words(it)))).collect();
+    // With a space on both sides, and a bar.
+    let room = |at: usize| cells(at).max(width(&heads[at])) + 3;
+    let all = columns.checked_sub((0..of).map(room).sum::<usize>() + 1)?;
+    let (mut groups, mut left) = (Vec::<Vec<usize>>::new(), 0);
+    for at in of..header.len() {
+        if room(at) > left {
+            groups.push((0..of).collect());
+            left = all;
+        }
+        left = left.checked_sub(room(at))?;
+        groups.last_mut()?.push(at);
+    }
+    let grid = |group: &Vec<usize>| {
+        let of = |row: &[String]| group.iter().map(|at| row[*at].clone()).collect::<Vec<_>>();
+        let right = group.partition_point(|at| *at < right.start)
+            ..group.partition_point(|at| *at < right.end);
+        drawn(&of(&heads), &rows.iter().map(|row| of(row)).collect::<Vec<_>>(), &right)
+    };
+    Some(groups.iter().map(grid).collect::<Vec<_>>().join("\n"))
 }
 
 /// Formats each row as a line that says what it is of, and a line for each other value.
@@ -178,7 +225,7 @@ path  /a/directory/of/some/length";
     }
 
     #[test]
-    fn a_grid_that_is_too_wide_is_stacked() {
+    fn a_grid_that_is_too_wide_is_split_or_stacked() {
         let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
         let header = ["policy", "depth", "TTFT, p99", "note"];
         let rows = vec![row(["s3fifo", "8", "1.2 s", "two words"]), row(["lru", "16", "", "one"])];
@@ -191,6 +238,27 @@ lru, depth 16
   note       one";
         assert_eq!(text, wanted);
         assert!(fit(&header, rows.clone(), 1..4, 2, Some(80)).contains('│'));
+        let all = [rows.clone(), rows.clone()].concat();
+        let wanted = "\
+┌────────┬───────┬───────┐
+│ policy ┆ depth ┆ TTFT, │
+│        ┆       ┆   p99 │
+╞════════╪═══════╪═══════╡
+│ s3fifo ┆     8 ┆ 1.2 s │
+│ lru    ┆    16 ┆       │
+│ s3fifo ┆     8 ┆ 1.2 s │
+│ lru    ┆    16 ┆       │
+└────────┴───────┴───────┘
+┌────────┬───────┬───────────┐
+│ policy ┆ depth ┆      note │
+╞════════╪═══════╪═══════════╡
+│ s3fifo ┆     8 ┆ two words │
+│ lru    ┆    16 ┆       one │
+│ s3fifo ┆     8 ┆ two words │
+│ lru    ┆    16 ┆       one │
+└────────┴───────┴───────────┘";
+        assert_eq!(fit(&header, all.clone(), 1..4, 2, Some(30)), wanted);
+        assert!(fit(&header, all, 1..4, 2, Some(20)).starts_with("s3fifo, depth 8\n"));
         assert_eq!(
             fit(&header, rows.clone(), 1..4, 2, Some(80)),
             fit(&header, rows, 1..4, 2, None)

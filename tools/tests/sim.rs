@@ -104,11 +104,11 @@ fn clients_that_go_away_are_counted() {
         let aborted = cell(&found, 0, policy, "aborted");
         assert!((10.0..=24.0).contains(&aborted), "{policy}: {aborted}");
     }
-    let in_vain = |policy| cell(&found, 1, policy, "loaded in vain");
+    let in_vain = |policy| cell(&found, 1, policy, "loaded in vain, GB");
     assert!(in_vain("SSD") >= 1.0 && in_vain("HBM") == 0.0, "{}", found["tables"][1]);
     assert!(found["setting"].to_string().contains("80 % of the clients go away"));
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains(">aborted</th>") && page.contains(">loaded in vain</th>"));
+    assert!(page.contains(">aborted</th>") && page.contains(">loaded in vain, GB</th>"));
     assert!(found["tables"] == json(&args)["tables"], "the same again");
 }
 

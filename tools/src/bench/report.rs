@@ -11,7 +11,7 @@ use crate::config::OutputFlags;
 use crate::devices::{Devices, EmuChoice};
 use crate::interrupt::Interrupt;
 use crate::machine;
-use crate::outcome::{Fact, Facts, Value, shown};
+use crate::outcome::{self, Fact, Facts, Value, shown};
 use crate::sim::write_page;
 use crate::table::{fitted, fold, row, table};
 use crate::terminal;
@@ -162,15 +162,15 @@ fn listed(rows: &[[String; 3]]) -> Vec<String> {
 fn cells(rows: &[Row]) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let mut header = rows[0].heads();
     header.push("spread");
-    let cells = rows.iter().map(|row| {
-        let mut cells: Vec<String> = shown(&row.all()).map(|it| it.2.text()).collect();
+    let values = rows.iter().map(|row| {
+        let mut values: Vec<Value> = shown(&row.all()).map(|it| it.2.clone()).collect();
         if !row.wrong.is_empty() {
-            cells.push("failed".to_owned());
+            values.push(Value::Text("failed".to_owned()));
         }
-        cells.resize(header.len(), String::new());
-        cells
+        values.resize(header.len(), Value::Text(String::new()));
+        values
     });
-    let cells = cells.collect();
+    let cells = outcome::cells(&values.collect::<Vec<_>>());
     (header, cells)
 }
 

@@ -17,7 +17,7 @@ fn a_row_that_is_wrong_has_no_figures() {
     assert!(json["notes"].to_string().contains("noisy: 1 of 1"), "{json}");
     assert!(json["run"]["date"].as_str().is_some_and(|date| date.starts_with("20")), "{json}");
     let text = report.text();
-    assert!(text.matches("2 KiB/s").count() == 1 && text.contains("failed"), "{text}");
+    assert!(text.matches("2.00 KiB/s").count() == 1 && text.contains("failed"), "{text}");
     assert!(text.contains("error: size 7: no figures, because of a reason"), "{text}");
     assert!(text.contains("noisy: 1 of 1") && !text.contains("checked:"), "{text}");
 }
