@@ -492,12 +492,31 @@ impl Path {
 
     /// Returns true if the command has this flag.
     fn has(&self, flag: &str) -> bool {
+        self.command(|it| has(it, flag))
+    }
+
+    /// Names a command below this one that has a flag.
+    fn below(&self, flag: &str) -> Option<String> {
+        let flag = flag.strip_prefix("--")?;
+        self.command(|it| {
+            let found = it.get_subcommands().find(|it| has(it, flag))?.get_name();
+            let above = Some(it.get_name()).filter(|name| *name != "ripieno");
+            let names: Vec<&str> = above.into_iter().chain([found]).collect();
+            Some(format!("it is a flag of ripieno {}", names.join(" ")))
+        })
+    }
+
+    fn command<T>(&self, of: impl FnOnce(&clap::Command) -> T) -> T {
         let mut command = &command();
         for name in &self.0 {
             command = command.find_subcommand(name).unwrap_or(command);
         }
-        command.get_arguments().any(|arg| arg.get_long() == Some(flag))
+        of(command)
     }
+}
+
+fn has(command: &clap::Command, flag: &str) -> bool {
+    command.get_arguments().any(|arg| arg.get_long() == Some(flag))
 }
 
 fn run_command(command: Command) -> anyhow::Result<u8> {
@@ -538,6 +557,8 @@ fn misread(mut error: clap::Error, is_json: bool) -> u8 {
     if let Some(hint) = &hint {
         // In place of one that is spelled similarly.
         error.remove(ContextKind::SuggestedArg);
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.remove(ContextKind::Usage);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.clone().into()]));
     }
     let is_help = !error.use_stderr();
@@ -564,6 +585,9 @@ fn tip(error: &clap::Error, path: &Path) -> Option<String> {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
+    if let Some(given) = of(ContextKind::InvalidSubcommand) {
+        return program(given).map(|it| format!("it is {it} here"));
+    }
     let given = of(ContextKind::InvalidArg)?;
     let (name, words) = match (given.strip_prefix("--"), of(ContextKind::InvalidValue)) {
         (None, _) => return place(given, path),
@@ -578,21 +602,53 @@ fn tip(error: &clap::Error, path: &Path) -> Option<String> {
     match (places.next(), now) {
         (Some(found), _) => Some(found),
         (None, Some(now)) => Some(format!("its name is --{now}; ripieno options explains it")),
-        (None, None) => fio(&name).filter(|_| path.has("iodepth")).map(str::to_owned),
+        (None, None) if path.has("iodepth") => fio(&name).map(str::to_owned),
+        (None, None) => path.below(given),
     }
+}
+
+/// Returns the command for a verb of fio, nvme-cli or smartmontools, or that of another command.
+fn program(given: &str) -> Option<String> {
+    let named = match given {
+        "fio" | "perf" => "ripieno bench raw",
+        "id-ctrl" | "id-ns" | "smart-log" | "show" | "info" => "ripieno identify",
+        "list" | "bind" | "unbind" | "restore" => "nvme-bind",
+        _ => "",
+    };
+    if !named.is_empty() {
+        return Some(named.to_owned());
+    }
+    let of = |it: &clap::Command| {
+        it.find_subcommand(given).map(|_| format!("ripieno {} {given}", it.get_name()))
+    };
+    command().get_subcommands().find_map(of)
 }
 
 /// Says what `bench raw` has for a parameter of fio.
 fn fio(name: &str) -> Option<&'static str> {
     Some(match name {
         "blocksize" => "it is --bs here",
+        "bsrange" | "bssplit" => "it is --bs here: sizes, each of which is measured by itself",
         "filename" | "directory" => "it is --path DIR, --block /dev/nvme1n1 or --devices here",
+        "filesize" | "io_size" => "it is --size here: what is used of each device",
+        "loops" | "number_ios" => "it is --runtime here: a measurement ends by time",
+        "nrfiles" => "it is --devices here: a number of files",
         "numjobs" => "it is --queues here: queue pairs of each device, all used by one thread",
+        "output" => "results are on stdout: write > FILE",
         "output_format" => "it is --json here",
         "ramp_time" => "it is --ramp here",
         "randseed" => "it is --seed here",
         "readwrite" => "it is --rw here",
-        "direct" | "group_reporting" | "time_based" | "verify" => "leave it out: it is always so",
+        "direct" | "fixedbufs" | "group_reporting" | "norandommap" | "percentile_list"
+        | "randrepeat" | "refill_buffers" | "registerfiles" | "thread" | "time_based"
+        | "verify" => "leave it out: it is always so",
+        "buffered" | "end_fsync" | "fsync" | "latency_target" | "rate" | "rate_iops" | "sync"
+        | "thinktime" | "zero_buffers" => {
+            "leave it out: here are direct transfers of random bytes, as many as fit in --iodepth"
+        }
+        "eta" | "status_interval" | "write_bw_log" | "write_lat_log" => {
+            "leave it out: a measurement has one result, a row"
+        }
         "ioengine" => "leave it out: --executor says where NVMe commands are made, in userspace",
         "name" => "leave it out: each measurement has a row",
         _ => return None,
@@ -601,6 +657,12 @@ fn fio(name: &str) -> Option<&'static str> {
 
 /// Returns the flag of a command for a device or a directory.
 fn place(text: &str, path: &Path) -> Option<String> {
+    if text.ends_with(".fio") && path.has("iodepth") {
+        return Some("job files of fio are not read: give their parameters as flags".to_owned());
+    }
+    if text.ends_with(".toml") && path.has("config") {
+        return Some(format!("it is --config {text} here"));
+    }
     let at = text.strip_prefix("file:").unwrap_or(text);
     let is_drive = at.parse::<PciAddress>().is_ok();
     let (flag, value) = match at.starts_with("/dev/") {
@@ -610,7 +672,9 @@ fn place(text: &str, path: &Path) -> Option<String> {
         true if at.starts_with("/dev/ng") => ("devices", format!("ng:{at}")),
         true => ("devices", "ng:/dev/ng0n1, the namespace beside /dev/nvme0n1".to_owned()),
         false if is_drive => ("devices", format!("vfio:{at}")),
-        false if at.contains('/') || text != at => ("path", at.to_owned()),
+        false if at.contains('/') || text != at || std::path::Path::new(at).is_dir() => {
+            ("path", at.to_owned())
+        }
         false => return None,
     };
     path.has(flag).then(|| format!("it is --{flag} {value} here"))

@@ -47,6 +47,7 @@ fn a_former_flag_leads_to_the_present_one_of_the_command() {
         ("bench raw /dev/nvme0n1", Some("--block /dev/nvme0n1")),
         ("bench raw /var/tmp", Some("--path /var/tmp")),
         ("inspect ./store", Some("--path ./store")),
+        ("inspect src", Some("--path src")),
         ("identify /dev/nvme0n1", Some("--devices ng:/dev/ng0n1")),
         ("identify /dev/ng1n1", Some("--devices ng:/dev/ng1n1")),
         ("bench raw /dev/ng1n1", Some("--devices ng:/dev/ng1n1")),
@@ -55,6 +56,18 @@ fn a_former_flag_leads_to_the_present_one_of_the_command() {
         ("replay --numjobs 4", None),
         ("sim --media file:/tmp", None),
         ("replay --schedule slack", None),
+        ("bench raw --output=x.json", Some("> FILE")),
+        ("bench raw --rate=10m", Some("as many as fit in --iodepth")),
+        ("bench raw --thread", Some("leave it out")),
+        ("bench raw --bsrange=4k-64k", Some("--bs")),
+        ("bench raw job.fio", Some("job files")),
+        ("bench --rw=randread", Some("ripieno bench raw")),
+        ("raw", Some("ripieno bench raw")),
+        ("plan", Some("ripieno sim plan")),
+        ("id-ctrl", Some("ripieno identify")),
+        ("fio --rw=randread", Some("ripieno bench raw")),
+        ("serve my.toml", Some("--config my.toml")),
+        ("nothing-like-it", None),
     ] {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let error = command().try_get_matches_from(["ripieno".to_owned()].iter().chain(&words));
