@@ -75,8 +75,10 @@ fn screen() -> Option<ProgressBar> {
     Some(screen)
 }
 
-/// Parses an address to read from: other than one to serve at, it may be any machine's.
+/// Parses an address to read from: other than one to serve at, it may be any machine's, as in a URL.
 fn address(text: &str) -> Result<MetricsAddress, String> {
+    let text =
+        text.strip_prefix("http://").map_or(text, |url| url.split('/').next().unwrap_or(url));
     let host = text.strip_prefix("public:").unwrap_or(text).replace("localhost:", "127.0.0.1:");
     let is_file = || text.parse::<u16>().is_err() && Path::new(text).exists();
     match host.parse() {

@@ -109,6 +109,7 @@ fn a_reader_names_a_port_a_host_or_a_socket() {
     for (text, wanted) in [
         ("9400", "127.0.0.1:9400"),
         ("localhost:9400", "127.0.0.1:9400"),
+        ("http://localhost:9400/metrics", "127.0.0.1:9400"),
         ("10.0.0.7:9400", "10.0.0.7:9400"),
         ("public:0.0.0.0:9400", "0.0.0.0:9400"),
         (socket.to_str().unwrap(), socket.to_str().unwrap()),
