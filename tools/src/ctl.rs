@@ -324,7 +324,9 @@ impl Verb {
 }
 
 fn hints(file: &std::path::Path) -> anyhow::Result<serde_json::Value> {
-    let wrong = |why: String| Problem::new(format!("{}: {why}", file.display()), "give JSON");
+    let wrong = |why: String| {
+        Problem::new(format!("{}: {why}", file.display()), "name a file of JSON that you may read")
+    };
     let mut bytes = Vec::new();
     if file.as_os_str() == "-" {
         let mut stdin = std::io::stdin().take(HINTS_BYTES_MAX);
@@ -348,6 +350,9 @@ fn status_text(status: &Status) -> String {
         size(*files),
         status.files_writing
     )];
+    if !status.healthy {
+        lines.push("it takes no writes any more: the log says why; restart the server".to_owned());
+    }
     for NamespaceStatus { namespace, label, files, quota_files } in &status.namespaces {
         let quota = quota_files.map_or(String::new(), |quota| format!(" of {}", size(quota)));
         lines.push(format!("{}: {}{quota}", named(*namespace, label), size(*files)));

@@ -245,6 +245,8 @@ pub struct Reloaded {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Status {
+    /// False when the store takes no writes any more.
+    pub healthy: bool,
     /// Files of the store, and their bytes each.
     pub files: u32,
     /// Bytes of a file on the devices.

@@ -269,6 +269,7 @@ impl Shared {
         let state = self.state();
         let Counts { sessions_ended, users, messages, calls, requests } = state.counts;
         Ok(Status {
+            healthy: store.plane().check_writable().is_ok(),
             files: stats.files.files,
             file_bytes: stats.file_bytes,
             files_free: stats.files_free(),

@@ -453,7 +453,7 @@ fn after_a_failed_flush_of_any_client_nothing_of_any_client_is_acknowledged() {
             save.move_all().unwrap();
             save
         });
-        assert!(is_healthy(&rig));
+        assert!(is_healthy(&rig) && rig.status().healthy);
         let when = FaultWhen { opcode: Some(FLUSH), admin: Some(false), ..FaultWhen::default() };
         let fault = FaultAction::Status { code: WRITE_FAULT, dnr: false };
         set_faults(&rig.emus, Some(FaultRule::new(when, fault).limit(1)));
@@ -475,7 +475,7 @@ fn after_a_failed_flush_of_any_client_nothing_of_any_client_is_acknowledged() {
         let refused = client.allocate(space, &keys(50..51), &blocks(0, 1)).map(drop).unwrap_err();
         assert_eq!(kind(refused), RefusalKind::ReadOnly);
         assert_eq!(flushes(), before, "a drive was asked again");
-        assert!(!is_healthy(&rig));
+        assert!(!is_healthy(&rig) && !rig.status().healthy);
         for range in [10..12, 20..22, 30..32, 40..42] {
             assert_eq!(client.peek(space, &keys(range)).unwrap(), 0);
         }
