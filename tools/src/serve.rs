@@ -3,23 +3,25 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use objstore::KvShape;
+use kv_catalog::{Expected, Member, Superblock, check_set};
+use objstore::{KvShape, Store};
 use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings, UserLimits};
 use ripieno_stack::{
     Builder, DriveAddress, Executor, PoolMemory, StackConfig, StackError, StoreDir, StoreDirError,
     expand_home, read_file,
 };
-use rustix::fs::Access;
+use rustix::{fs::Access, net::SocketAddrUnix};
 use serde::Deserialize;
 
 use crate::interrupt::Interrupt;
 use crate::machine;
+use crate::offline;
 use crate::problem::{Problem, nearest, user_error};
 use crate::size::{self, Size};
 use crate::terminal::{self, say};
@@ -247,6 +249,14 @@ impl Fixed {
     /// Looks at the paths of a server, which need not run, and the room. Returns what it found.
     fn look(&self) -> Result<String, Problem> {
         check_folder("socket", &self.socket)?;
+        let at = self.socket.display();
+        if SocketAddrUnix::new(&*self.socket).is_err() {
+            return Err(Problem::new(format!("socket {at}: it has more than 107 bytes"), ""));
+        }
+        if self.socket.symlink_metadata().is_ok_and(|it| !it.file_type().is_socket()) {
+            let why = format!("socket {at}: there is a file that is no socket");
+            return Err(Problem::new(why, "remove that file, or name another path"));
+        }
         let drives = self.store.drives();
         for drive in drives {
             let (there, what) = match drive {
@@ -264,14 +274,19 @@ impl Fixed {
             return Ok(format!("{} drives are there", drives.len()));
         };
         let at = dir.display();
+        let wrong = |why: String| Problem::new(format!("store: {why}"), "");
+        self.store.check_files().map_err(|error| wrong(error.to_string()))?;
         if StoreDir::exists(&dir) {
-            let found = StoreDir::open_to_read(&dir).map_err(StackError::StoreDir);
-            return match found.and_then(|found| self.store.check_dir(&found)) {
-                Ok(()) => Ok(format!("there is a store in {at}")),
-                Err(StackError::StoreDir(StoreDirError::Locked { holder, .. })) => {
-                    Ok(format!("the store in {at} is in use by {holder}"))
+            return match StoreDir::open_to_read(&dir) {
+                Ok(found) => {
+                    self.store.check_dir(&found).map_err(|error| wrong(error.to_string()))?;
+                    self.check_shape(found).map_err(|error| wrong(error.to_string()))?;
+                    Ok(format!("there is a store in {at}"))
                 }
-                Err(error) => Err(Problem::new(format!("store: {error}"), "")),
+                Err(StoreDirError::Locked { holder, .. }) => {
+                    Ok(format!("the store in {at} is in use by {holder}: its shape was not read"))
+                }
+                Err(error) => Err(wrong(error.to_string())),
             };
         }
         let parent = check_folder("store.path", &dir)?;
@@ -287,6 +302,19 @@ impl Fixed {
                 "give a capacity, or the path of a store",
             )),
         }
+    }
+
+    /// Refuses a store with blocks of another shape.
+    fn check_shape(&self, found: StoreDir) -> anyhow::Result<()> {
+        let devices = offline::attach(found)?;
+        let members = Store::media(devices.attached())?.into_iter().map(|mut medium| {
+            let found = Superblock::read(&mut *medium.io)?;
+            let name = medium.io.name().to_owned();
+            Ok(Member { found, name, identity: medium.identity, region: medium.region })
+        });
+        let members = members.collect::<anyhow::Result<Vec<_>>>()?;
+        check_set(&members, &Expected { shape: Some(self.shape), ..Expected::default() })?;
+        devices.shut_down().map_err(user_error)
     }
 
     /// Returns the settings of the configuration as it is now, unless it changes something else.

@@ -96,6 +96,16 @@ fn a_server_is_asked_and_ended() {
     assert_eq!(after.status.code(), Some(0), "{}", text(&after.stderr));
     let checked = ripieno(&["serve", "--config", &config, "--check"]).output().unwrap();
     assert!(text(&checked.stdout).contains("in use by process"), "{}", text(&checked.stderr));
+    // What the next start would refuse.
+    let good = fs::read_to_string(&config).unwrap();
+    let refuse = |from: &str, to: &str, why: &str| {
+        fs::write(&config, good.replace(from, to)).unwrap();
+        let found = ripieno(&["serve", "--config", &config, "--check"]).output().unwrap();
+        fs::write(&config, &good).unwrap();
+        assert_eq!(found.status.code(), Some(2), "{}", text(&found.stdout));
+        assert!(text(&found.stderr).contains(why), "{}", text(&found.stderr));
+    };
+    refuse("16MiB", "32MiB", "capacity or devices changed");
     // A second one on the same store.
     let second = ripieno(&["serve", "--config", &config]).output().unwrap();
     assert_eq!(second.status.code(), Some(2), "{}", text(&second.stderr));
@@ -106,6 +116,7 @@ fn a_server_is_asked_and_ended() {
     let none = ctl(dir.path(), &["status"]);
     assert_eq!(none.status.code(), Some(2));
     assert!(text(&none.stderr).contains("start a server"), "{}", text(&none.stderr));
+    refuse("block_tokens = 16", "block_tokens = 32", "blocks of another shape");
     drop(serve(&config));
 }
 
@@ -236,6 +247,10 @@ fn bad_input_is_refused() {
         (&format!("{at}/store"), "/nowhere/store", "store.path /nowhere/store"),
         (&format!("{at}/socket"), "/nowhere/socket", "socket /nowhere/socket"),
         ("segments", "segment", "is it segments?"),
+        ("16MiB", "1KiB", "at least a MiB a device"),
+        (&format!("{at}/store"), &at, "the directory holds something else"),
+        (&format!("{at}/socket"), &config, "a file that is no socket"),
+        (&format!("{at}/socket"), &format!("{at}/{}", "x".repeat(108)), "more than 107 bytes"),
     ] {
         fs::write(&config, good.replace(from, to)).unwrap();
         let wrong = ripieno(&["serve", "--check", "--config", &config]).output().unwrap();

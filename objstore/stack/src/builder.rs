@@ -24,7 +24,7 @@ use crate::{
     rank::RankStack,
     route::{PoolPlan, limits, routes},
     stack::{Below, RawStack, Stack},
-    store_dir::{COMMAND_BYTES, StoreDir, StoreDirMedia, StoreDirOptions},
+    store_dir::{COMMAND_BYTES, StoreDir},
     watch::Watch,
 };
 
@@ -363,9 +363,7 @@ impl Builder {
         };
         let random = random()?;
         let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16 bytes"));
-        let media = StoreDirMedia::Files { count: self.config.files().unwrap_or(1), bytes };
-        let lba_bytes = self.config.lba.unwrap_or(4096);
-        let options = StoreDirOptions { id, media, lba_bytes };
+        let options = self.config.dir_options(bytes, id);
         let dir = StoreDir::open_or_create(self.config.dir()?, &options)?;
         let new = || Format::new(StoreId(random), self.shape);
         let format = format.or_else(|| (!dir.is_ready()).then(new));

@@ -27,7 +27,7 @@ use crate::{
     pool::PoolMemory,
     route::routes,
     size::Size,
-    store_dir::StoreDir,
+    store_dir::{StoreDir, StoreDirMedia, StoreDirOptions},
 };
 
 /// Most devices of a store, and the most that the layout is tested with.
@@ -254,6 +254,22 @@ impl StackConfig {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the directory has the files that are asked for, or can get them: another process
+    /// may have it open. Looks at neither the room nor the blocks.
+    ///
+    /// # Errors
+    /// Returns an error of [`StoreDir::open_or_create`].
+    pub fn check_files(&self) -> Result<(), StackError> {
+        let Some(bytes) = self.capacity else { return Ok(()) };
+        Ok(StoreDir::check(self.dir()?, &self.dir_options(bytes, 0))?)
+    }
+
+    /// Returns the options of a directory of so many bytes.
+    pub(crate) fn dir_options(&self, bytes: u64, id: u64) -> StoreDirOptions {
+        let media = StoreDirMedia::Files { count: self.files().unwrap_or(1), bytes };
+        StoreDirOptions { id, media, lba_bytes: self.lba.unwrap_or(4096) }
     }
 
     /// Returns the executor for a KV pool: the one that is asked for, or else a GPU for a pool on

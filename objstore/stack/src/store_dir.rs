@@ -129,12 +129,17 @@ impl StoreDir {
         Ok(store_dir)
     }
 
-    fn fill(dir: &Path, manifest: Manifest, is_new: bool) -> Result<Self, StoreDirError> {
-        let has_manifest = dir.join(manifest::NAME).exists();
+    /// Refuses a directory with anything but remains of an earlier attempt.
+    fn check_unused(dir: &Path) -> Result<(), StoreDirError> {
         check_empty(dir, |name| {
-            let device = has_manifest && file_number(name).is_some();
+            // Another process may be making it: the parameters are there before the files.
+            let device = file_number(name).is_some() && dir.join(manifest::NAME).exists();
             device || [manifest::NAME, manifest::NEW].contains(&name)
-        })?;
+        })
+    }
+
+    fn fill(dir: &Path, manifest: Manifest, is_new: bool) -> Result<Self, StoreDirError> {
+        Self::check_unused(dir)?;
         let lock = Lock::take(dir)?;
         let filled = Self::fill_locked(dir, &manifest);
         if filled.is_err() && is_new {
@@ -223,6 +228,18 @@ impl StoreDir {
         }
         check_files(dir, 1, dir, &options.media)?;
         Self::open(dir)
+    }
+
+    /// Checks that [`StoreDir::open_or_create`] would take what is in `dir`, which another process
+    /// may have open: the files that are asked for, or nothing.
+    pub(crate) fn check(dir: &Path, options: &StoreDirOptions) -> Result<(), StoreDirError> {
+        let dir = &*expand_home(dir);
+        devices(options)?;
+        match (Self::exists(dir), dir.exists()) {
+            (true, _) => check_files(dir, 1, dir, &options.media),
+            (false, true) => Self::check_unused(dir),
+            (false, false) => Ok(()),
+        }
     }
 
     /// Opens the store directory `dir`.

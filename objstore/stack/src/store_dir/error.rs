@@ -51,7 +51,7 @@ pub enum StoreDirError {
     },
     /// Another process uses the store directory.
     #[error(
-        "{}: the store is in use by {holder}; it belongs to one process at a time: end that one, \
+        "{}: the store is in use by {holder}; it belongs to one process at a time: close it there, \
          or name another directory",
         dir.display()
     )]
@@ -109,9 +109,9 @@ pub enum StoreDirError {
     },
     /// The disk is too small.
     #[error(
-        "{}: {wanted} bytes of files are asked for, and {free} are free on this file system; ask \
-         for less, or name a directory on a larger one",
-        dir.display()
+        "{}: {} of files are asked for, and {} are free on this file system; ask for less, or \
+         name a directory on a larger one",
+        dir.display(), Size(*wanted), Size(*free)
     )]
     DiskFull {
         /// The directory.
