@@ -553,13 +553,22 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
 
 /// Prints help or the parse error. Returns the exit code.
 fn misread(mut error: clap::Error, is_json: bool) -> u8 {
-    let hint = tip(&error, &Path::unread(std::env::args().skip(1)));
-    if let Some(hint) = &hint {
+    let line = || std::env::args().skip(1);
+    let path = Path::unread(line());
+    // All that a line of fio has: one after the other would be as many attempts.
+    let mut hints: Vec<String> = line().filter_map(|word| fio_tip(&word, &path)).collect();
+    if hints.len() < 2 {
+        hints = tip(&error, &path).into_iter().collect();
+    }
+    if !hints.is_empty() {
         // In place of one that is spelled similarly.
         error.remove(ContextKind::SuggestedArg);
         error.remove(ContextKind::SuggestedSubcommand);
         error.remove(ContextKind::Usage);
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.clone().into()]));
+        error.insert(
+            ContextKind::Suggested,
+            ContextValue::StyledStrs(hints.iter().map(Into::into).collect()),
+        );
     }
     let is_help = !error.use_stderr();
     match error.print() {
@@ -574,7 +583,9 @@ fn misread(mut error: clap::Error, is_json: bool) -> u8 {
         let text = text.strip_prefix("error: ").unwrap_or(&text);
         // The usage follows the message.
         let message = text.split("\n\n").next().unwrap_or_default();
-        print_error("usage", message, hint.as_deref().unwrap_or("--help shows what can be given"));
+        let hint =
+            if hints.is_empty() { "--help shows what can be given" } else { &hints.join("; ") };
+        print_error("usage", message, hint);
     }
     u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE)
 }
@@ -622,6 +633,13 @@ fn program(given: &str) -> Option<String> {
         it.find_subcommand(given).map(|_| format!("ripieno {} {given}", it.get_name()))
     };
     command().get_subcommands().find_map(of)
+}
+
+/// Returns the tip for a flag of fio that the command does not have.
+fn fio_tip(word: &str, path: &Path) -> Option<String> {
+    let name = word.strip_prefix("--")?.split('=').next()?;
+    let is_other = path.has("iodepth") && !path.has(name);
+    is_other.then(|| Some(format!("--{name}: {}", fio(&name.replace('-', "_"))?)))?
 }
 
 /// Says what `bench raw` has for a parameter of fio.

@@ -31,6 +31,16 @@ fn a_hint_of_a_shortage_names_flags_that_the_command_has() {
 }
 
 #[test]
+fn a_line_of_fio_is_answered_at_once() {
+    let words = "bench raw --name=x --filename=/tmp/f --rw=randread --bs=4k --direct=1 --iodepth=8";
+    let words = || words.split(' ').map(str::to_owned);
+    let path = Path::unread(words());
+    let tips: Vec<String> = words().filter_map(|word| fio_tip(&word, &path)).collect();
+    assert_eq!(tips.len(), 3, "{tips:?}");
+    assert!(tips[1].starts_with("--filename: it is --path DIR"), "{tips:?}");
+}
+
+#[test]
 fn a_former_flag_leads_to_the_present_one_of_the_command() {
     for (line, now) in [
         ("replay --media file:/tmp", Some("--path")),
