@@ -25,6 +25,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from . import errors, stats
@@ -46,6 +47,8 @@ from ._ripieno import (
 )
 from .errors import *  # noqa: F403
 from .stats import *  # noqa: F403
+
+__version__ = version("ripieno")
 
 __all__ = [
     "METRICS",

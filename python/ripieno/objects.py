@@ -111,6 +111,8 @@ class Objects:
             name = f"{name}-piece{piece}" + (f"-dp{number}" if of > 1 else "")
             self.path = os.path.join(options.path, name)
             self.all = made_in(options.path, name, options.capacity, make, of)
+        self.most = self.all.counts().files
+        """Most pieces of an object: those of a larger one would evict all others, and each other."""
         parts, self.batch = 2 * THREADS, pool.blocks // (2 * THREADS)
         self.parts: queue.SimpleQueue[range] = queue.SimpleQueue()
         """Free parts of the buffer, as blocks."""
@@ -153,12 +155,10 @@ class Objects:
     def store(self, objects: Sequence[Object]) -> list[int]:
         """Stores objects, and returns the positions of those that are new and complete: others
         were stored before, or had no room beside more useful ones."""
-        # Pieces of one that is larger than the store would evict everything, and each other.
-        most = self.all.counts().files
         new = [
             at
             for at, is_stored in enumerate(self.are_stored(objects))
-            if not is_stored and len(objects[at].keys) <= most
+            if not is_stored and len(objects[at].keys) <= self.most
         ]
         missing = {at: len(objects[at].keys) for at in new}
         for space, batch in self._batches(objects, new):

@@ -337,6 +337,10 @@ def test_the_readme_works(tmp_path, monkeypatch):
     run_the_page("README.md", tmp_path, monkeypatch, 1)
 
 
+def test_the_package_says_its_version():
+    assert re.match(r"\d+\.\d+", ripieno.__version__)
+
+
 def test_an_object_larger_than_the_store_is_not_stored(tmp_path):
     with Objects.open(path=str(tmp_path), capacity="4MiB", piece="4KiB", buffer="1MiB") as cache:
         small = cache.named("small", bytearray(b"small"))
