@@ -197,8 +197,10 @@ pub(crate) fn run(flags: CtlFlags) -> anyhow::Result<u8> {
     }
     let Request { method, path, body, show } = verb.request()?;
     let answer = ask(&control, method, &path, &body)?;
-    let shown = if json || is_text { answer.clone() } else { show(&answer)? };
-    terminal::print(shown.trim_end())?;
+    match json || is_text {
+        true => terminal::print(answer.trim_end())?,
+        false => terminal::print_text(show(&answer)?.trim_end())?,
+    }
     let is_damaged =
         |list: &ChecksumList| list.blocks.iter().any(|block| block.state == BlockState::Damaged);
     match is_comparing && is_damaged(&parse(&answer)?) {

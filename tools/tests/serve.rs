@@ -11,7 +11,7 @@ use std::{
 use tempfile::TempDir;
 
 /// A process, killed on drop.
-struct Server(Child);
+pub(crate) struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -27,7 +27,7 @@ fn ripieno(words: &[&str]) -> Command {
     command
 }
 
-fn config(dir: &Path) -> String {
+pub(crate) fn config(dir: &Path) -> String {
     let path = dir.join("ripieno.toml");
     let at = dir.display();
     let text = format!(
@@ -39,7 +39,7 @@ fn config(dir: &Path) -> String {
 }
 
 /// Starts a server, and waits until it serves.
-fn serve(config: &str) -> Server {
+pub(crate) fn serve(config: &str) -> Server {
     serve_saying(config).0
 }
 
@@ -96,7 +96,7 @@ fn a_server_is_asked_and_ended() {
     assert_eq!(after.status.code(), Some(0), "{}", text(&after.stderr));
     let checked = ripieno(&["serve", "--config", &config, "--check"]).output().unwrap();
     assert!(text(&checked.stdout).contains("in use by process"), "{}", text(&checked.stderr));
-    // What the next start would refuse.
+    // Refuses what the next start would refuse.
     let good = fs::read_to_string(&config).unwrap();
     let refuse = |from: &str, to: &str, why: &str| {
         fs::write(&config, good.replace(from, to)).unwrap();

@@ -53,6 +53,9 @@ fn tables_fit_the_terminal() {
     let other = place.path().join("other").display().to_string();
     let format = ["format", "--path", &store, "--capacity", "16MiB", "--model", "tiny"];
     lines(&format, 80);
+    let served = TempDir::new_in(place.path()).unwrap();
+    let _server = crate::serve::serve(&crate::serve::config(served.path()));
+    let socket = served.path().join("socket").display().to_string();
     let commands: &[&[&str]] = &[
         &["replay", "--model", "tiny", "--requests", "30"],
         &["replay", "--model", "tiny", "--requests", "30", "--keep", "--path", &store],
@@ -83,6 +86,8 @@ fn tables_fit_the_terminal() {
         &["sim", "tutti-13"],
         &["options"],
         &["doctor"],
+        &["ctl", "status", "--socket", &socket],
+        &["top", &socket, "--once"],
         &["replay", "--help"],
     ];
     for words in commands {
