@@ -620,19 +620,15 @@ fn tip(error: &clap::Error, path: &Path) -> Option<String> {
 
 /// Returns the command for a verb of fio, nvme-cli or smartmontools, or that of another command.
 fn program(given: &str) -> Option<String> {
-    let named = match given {
-        "fio" | "perf" => "ripieno bench raw",
-        "id-ctrl" | "id-ns" | "smart-log" | "show" | "info" => "ripieno identify",
-        "list" | "bind" | "unbind" | "restore" => "nvme-bind",
-        _ => "",
-    };
-    if !named.is_empty() {
-        return Some(named.to_owned());
-    }
     let of = |it: &clap::Command| {
         it.find_subcommand(given).map(|_| format!("ripieno {} {given}", it.get_name()))
     };
-    command().get_subcommands().find_map(of)
+    match given {
+        "fio" | "perf" => Some("ripieno bench raw".to_owned()),
+        "id-ctrl" | "id-ns" | "smart-log" => Some("ripieno identify".to_owned()),
+        "list" | "bind" | "unbind" | "restore" => Some(format!("nvme-bind {given}")),
+        _ => command().get_subcommands().find_map(of),
+    }
 }
 
 /// Returns the tip for a flag of fio that the command does not have.

@@ -74,6 +74,7 @@ fn a_former_flag_leads_to_the_present_one_of_the_command() {
         ("bench --rw=randread", Some("ripieno bench raw")),
         ("raw", Some("ripieno bench raw")),
         ("plan", Some("ripieno sim plan")),
+        ("list", Some("nvme-bind list")),
         ("id-ctrl", Some("ripieno identify")),
         ("fio --rw=randread", Some("ripieno bench raw")),
         ("serve my.toml", Some("--config my.toml")),
