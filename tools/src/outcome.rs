@@ -9,7 +9,7 @@ use crate::table::grid;
 const MICROS: (&[&str], f64) = (&["us", "ms", "s"], 1000.0);
 const BYTES: (&[&str], f64) = (&["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024.0);
 
-/// Formats a number with three digits, and in the same unit as the others of its column: that of the
+/// Formats a number with three digits, in the same unit as the others of its column: that of the
 /// smallest which is not zero, or a larger one if the largest had more than five digits.
 fn in_unit_of(column: &[f64], number: f64, (names, step): (&[&str], f64)) -> String {
     let all = || column.iter().copied().chain([number]);

@@ -1,5 +1,5 @@
-//! Tables for people, as wide as the terminal permits: a grid, or, where that is wider, several with
-//! a part of the columns each, or each row as lines of names and values. Words, which may be
+//! Tables for people, as wide as the terminal permits: a grid, or, where that is wider, several
+//! with a part of the columns each, or each row as lines of names and values. Words, which may be
 //! identifiers, stay whole.
 
 use std::ops::Range;
@@ -75,7 +75,7 @@ fn drawn(header: &[impl ToString], rows: &[Vec<String>], right: &Range<usize>) -
 }
 
 /// Formats grids with folded heads, each with as many columns as fit beside the first `of`. Returns
-/// `None` where one alone does not fit, without heads, and for so few rows that nobody compares them.
+/// `None` where one alone does not fit, without heads, and for so few rows that none are compared.
 fn split(
     header: &[&str],
     rows: &[Vec<String>],

@@ -75,7 +75,7 @@ fn screen() -> Option<ProgressBar> {
     Some(screen)
 }
 
-/// Parses an address to read from: other than one to serve at, it may be any machine's, as in a URL.
+/// Parses an address to read from: other than one to serve at, it may be any machine's, or a URL.
 fn address(text: &str) -> Result<MetricsAddress, String> {
     let text =
         text.strip_prefix("http://").map_or(text, |url| url.split('/').next().unwrap_or(url));

@@ -174,7 +174,7 @@ fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
         let text = text.split(" at line ").next().unwrap_or_default();
         let what = format!("not a JSON object: {text} (column {})", error.column());
         if line.contains(&b',') && !line.contains(&b'{') && line.is_ascii() {
-            let hint = "a CSV says how long prompts are, and not what they share, on which all hits \
+            let hint = "a CSV says how long prompts are, and not what they share, on which hits \
                         depend: make a line of JSON of each row, with `hash_ids` of its own for \
                         each (then nothing is found), or take a workload that is like yours: \
                         ripieno sim lists them";
