@@ -17,7 +17,7 @@ pub(crate) const EXIT_UNREAD: u8 = 141;
 
 /// Bad input: a message of what was asked and found, and a hint.
 ///
-/// All other errors are an [`anyhow::Error`] and end with [`EXIT_FAILED`].
+/// All other errors are an [`anyhow::Error`] and end with exit code 1.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Problem {
