@@ -21,9 +21,9 @@ import ripieno
 logging.basicConfig(level=LEVEL, format="%(name)s %(levelname)s %(message)s")
 shape = ripieno.Shape(layers=2, segments=1, object_bytes=4096, block_tokens=16)
 
-def open_one():
+def open_one(**options):
     pool = ripieno.Pool.contiguous(bytearray(9 * 8192), shape)
-    return ripieno.Store(sys.argv[1], shape, pool, capacity=32 << 20)
+    return ripieno.Store(sys.argv[1], shape, pool, capacity=32 << 20, **options)
 """
 
 
@@ -87,7 +87,8 @@ def test_a_level_that_is_changed_while_a_store_is_open_counts(tmp_path, caplog, 
     monkeypatch.setattr(ripieno._ripieno, "set_event_level", observed)
     logging.getLogger("ripieno").setLevel(logging.ERROR)
     pool = ripieno.Pool.contiguous(bytearray(9 * 8192), SHAPE)
-    with ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=CAPACITY):
+    # A thread runs its controllers, and logs its end.
+    with ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=CAPACITY, executor="host"):
         assert levels[0] == logging.ERROR
         logging.getLogger("ripieno").setLevel(logging.DEBUG)
         until(lambda: levels[-1] == logging.DEBUG, "the level stays")
@@ -97,7 +98,7 @@ def test_a_level_that_is_changed_while_a_store_is_open_counts(tmp_path, caplog, 
 
 def test_a_thread_that_logs_while_the_gil_is_held_is_no_deadlock(tmp_path):
     """A dropped store waits for its threads while it holds the GIL, and they log their end."""
-    said = live(tmp_path / "s", "1", "store = open_one()\ndel store\n")
+    said = live(tmp_path / "s", "1", "store = open_one(executor='host')\ndel store\n")
     assert "ripieno.nvme_emu.runner DEBUG a thread of software controllers ended" in said
 
 
