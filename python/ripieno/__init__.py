@@ -25,7 +25,6 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from . import errors, stats
@@ -41,14 +40,13 @@ from ._ripieno import (
     ServedPlane,
     Store,
     Write,
+    __version__,
     parse_size,
     prepare,
     server_shape,
 )
 from .errors import *  # noqa: F403
 from .stats import *  # noqa: F403
-
-__version__ = version("ripieno")
 
 __all__ = [
     "METRICS",

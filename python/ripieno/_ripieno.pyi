@@ -20,6 +20,7 @@ __all__ = [
     "ServedPlane",
     "Store",
     "Write",
+    "__version__",
     "check_options",
     "end_events",
     "parse_size",
@@ -28,6 +29,8 @@ __all__ = [
     "set_event_level",
     "take_events",
 ]
+
+__version__: str
 
 METRICS: list[tuple[str, str, str]]
 """Name, type and meaning of each metric of a store."""

@@ -55,6 +55,7 @@ mod _ripieno {
         super::events::install();
         let named = ripieno_stack::METRICS.iter();
         let metrics = named.map(|metric| (metric.name, metric.kind.name(), metric.help));
-        module.add("METRICS", metrics.collect::<Vec<_>>())
+        module.add("METRICS", metrics.collect::<Vec<_>>())?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
