@@ -216,6 +216,6 @@ fn a_time_that_no_request_has_is_a_dash() {
     let workload = Counted::new((0..9).map(request).collect(), Duration::ZERO);
     let found = plan(&machine(&parameters), &drives(), &limits(None), &[workload], |_| {});
     // None repeats another, and none has a second token.
-    assert_eq!(found.tables[0].rows[0][9..13], ["-"; 4]);
-    assert_ne!(found.tables[0].rows[0][5], "-");
+    assert_eq!(found.tables[0].rows[0][12..16], ["-"; 4]);
+    assert_ne!(found.tables[0].rows[0][6], "-");
 }
