@@ -538,8 +538,7 @@ impl<'a> Raw<'a> {
         let stack = builder.open_raw(self.contexts).map_err(user_error)?;
         let queues = u32::from(self.flags.queues());
         let mut bench = Bench::new(stack, self.flags.size, queues, self.flags.seed)?;
-        let are_drives = matches!(self.devices, Devices::Drives(_));
-        bench.is_logged = check::is_logged(self.executor, are_drives);
+        bench.is_logged = check::is_logged(self.executor, self.devices.emu().is_none());
         bench.files = files;
         let largest = u64::from(self.loads.iter().map(|load| load.bytes).max().unwrap_or(0));
         for (area, (controller, _)) in bench.areas.iter().zip(bench.stack.ring.controllers()) {

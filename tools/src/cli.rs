@@ -653,9 +653,10 @@ fn fio(name: &str) -> Option<&'static str> {
         "ramp_time" => "it is --ramp here",
         "randseed" => "it is --seed here",
         "readwrite" => "it is --rw here",
-        "direct" | "fixedbufs" | "group_reporting" | "norandommap" | "percentile_list"
-        | "randrepeat" | "refill_buffers" | "registerfiles" | "thread" | "time_based"
-        | "verify" => "leave it out: it is always so",
+        "direct" | "group_reporting" | "norandommap" | "percentile_list" | "randrepeat"
+        | "registerfiles" | "thread" | "time_based" | "verify" => "leave it out: it is always so",
+        "fixedbufs" => "leave it out: the executor registers buffers, or does not",
+        "refill_buffers" => "leave it out: buffers are filled once, with random bytes",
         "buffered" | "end_fsync" | "fsync" | "latency_target" | "rate" | "rate_iops" | "sync"
         | "thinktime" | "zero_buffers" => {
             "leave it out: here are direct transfers of random bytes, as many as fit in --iodepth"
