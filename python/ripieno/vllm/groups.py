@@ -140,6 +140,18 @@ class Groups:
             return [(0, places[at]) for at in positions]
         return [places[at] for at in positions]
 
+    def runs(self, places: Places) -> list[tuple[int, range]]:
+        """Returns the group and the positions of each run of consecutive blocks."""
+        if isinstance(places, range):
+            return [(0, places)] if places else []
+        found: list[tuple[int, range]] = []
+        for group, at in sorted(places):
+            if found and found[-1][0] == group and found[-1][1].stop == at:
+                found[-1] = group, range(found[-1][1].start, at + 1)
+            else:
+                found.append((group, range(at, at + 1)))
+        return found
+
     def number_before(self, places: Places, unit: int) -> int:
         """Returns how many of the blocks, in the order of their tokens, are before a unit."""
         if isinstance(places, range):

@@ -40,6 +40,8 @@ class Place(Protocol):
 
     path: str
     plane: Plane
+    events_path: str | None = None
+    """A file for the events of stored blocks, if it can be known which of them are gone."""
     gives_up: bool
     """True if the connector gives a store up that fails again and again. A server does so by
     itself, and may come back."""
@@ -58,10 +60,9 @@ class Place(Protocol):
         """Returns the keys that were dropped since the last call, as far as is known."""
         return []
 
-    def announce(self, space: int, keys: Sequence[bytes]) -> list[int]:
-        """Notes keys of which events tell. Returns the positions of those that were not noted, if
-        others may have stored them."""
-        return []
+    def announced(self, space: int, keys: Sequence[bytes]) -> None:
+        """Notes keys of which events told."""
+        return
 
     def last_reports(self, saves: Iterable[int]) -> Reports | None:
         """Returns what the workers reported when they were closed. saves: those without reports."""
@@ -108,6 +109,7 @@ class OwnStore(Place):
                 **options.store,
             )
 
+        self.events_path = os.path.join(self.path, "events")
         self.ranks = capacity.made_in(options.path, name, options.capacity, make, engines)
 
     def open_catalog(self) -> Catalog:
@@ -158,7 +160,7 @@ class ServedStore(Place):
 
     def __init__(self, connector: RipienoConnector, server: str) -> None:
         self.connector, self.path = connector, server
-        self.announced: dict[int, dict[bytes, None]] = {}
+        self.known: dict[int, dict[bytes, None]] = {}
         """By namespace: keys of which events told. The first ones are asked for next."""
         self.asks_at = 0.0
 
@@ -167,11 +169,8 @@ class ServedStore(Place):
         self.catalog = ripieno.ServedCatalog(self.path, shape, engine=engine, ranks=ranks)
         return self.catalog
 
-    def announce(self, space: int, keys: Sequence[bytes]) -> list[int]:
-        known = self.announced.setdefault(space, {})
-        new = [at for at, key in enumerate(keys) if key not in known]
-        known.update(dict.fromkeys(keys))
-        return new
+    def announced(self, space: int, keys: Sequence[bytes]) -> None:
+        self.known.setdefault(space, {}).update(dict.fromkeys(keys))
 
     def take_dropped(self, spaces: Sequence[int]) -> list[bytes]:
         # The server does not say it by itself: a part of the keys is asked for once a second.
@@ -179,7 +178,7 @@ class ServedStore(Place):
         if time.monotonic() < self.asks_at:
             return dropped
         self.asks_at = time.monotonic() + ASK_SECONDS
-        for space, known in self.announced.items():
+        for space, known in self.known.items():
             keys = list(islice(known, ASK_KEYS))
             flags = self.catalog.are_stored(space, keys)
             if self.catalog.stats().files == 0:

@@ -20,16 +20,17 @@ from . import spans
 from .adapters import Adapter, Adapters, is_other
 from .events import Events
 from .groups import Lookup, Places
+from .history import History, Record
 from .hints import ANSWERS, answer, stores
 from .metrics import Stats
 from .protocol import Ahead, Job, Tasks
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_events import BlockStored, KVCacheEvent
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+    from vllm.v1.core.kv_cache_utils import ExternalBlockHash, KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
@@ -42,6 +43,10 @@ logger = init_logger("vllm.ripieno")
 MAX_CONSECUTIVE_FAILURES = 8
 """Consecutive failed loads after which the store is no longer used, and consecutive failed saves
 after which nothing is stored."""
+
+
+AGAIN_BLOCKS = 1024
+"""Blocks of the engine before that a step announces."""
 
 
 def computes(output: SchedulerOutput) -> list[list[int]]:
@@ -118,9 +123,7 @@ class Save:
     blocks: list[int]
     prefix: list[int]
     """Blocks of the prefix it was computed from, including its own."""
-    events: list[BlockStored] = field(default_factory=list)
-    announced: tuple[int, list[bytes]] = (0, [])
-    """Namespace and keys of the events."""
+    events: list[Record] = field(default_factory=list)
     is_wrong: bool = False
     """Set when the prefix failed to load, is from before a reset, or of another adapter."""
     adapter: Adapter | None = None
@@ -160,8 +163,10 @@ class Scheduler:
         self.events = Events() if connector.has_events else None
         if self.events:
             self.place.take_dropped(self._all_spaces())
-        self.announced_blocks: dict[bytes, tuple[int, BlockHash]] = {}
+        self.announced_blocks: dict[bytes, tuple[int | None, ExternalBlockHash]] = {}
         """By key, with events of a hybrid model: the group and hash of a block."""
+        kept = self.place.events_path if self.events else None
+        self.history = History(kept, self._are_stored) if kept else None
         self.stats = Stats()
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
@@ -218,14 +223,18 @@ class Scheduler:
 
     def _space(self, request: Request) -> int | None:
         """Returns the namespace of a request; an adapter is identified by its files."""
-        tenant, digest = self._tenant(request), ""
+        digest, tenant = name = self._space_name(request)
         if lora := request.lora_request:
-            digest = self.adapters.digest(request)
             if not digest:
                 return None
-            if (digest, tenant) not in self.spaces:
-                self.spaces[digest, tenant] = self._new_space(lora, digest, tenant)
-        return self.spaces[digest, tenant]
+            if name not in self.spaces:
+                self.spaces[name] = self._new_space(lora, digest, tenant)
+        return self.spaces[name]
+
+    def _space_name(self, request: Request) -> tuple[str, str]:
+        """Returns the digest of a request's adapter, and the tenant."""
+        digest = self.adapters.digest(request) if request.lora_request else ""
+        return digest, self._tenant(request)
 
     def _new_space(self, lora: LoRARequest, digest: str, tenant: str) -> int | None:
         try:
@@ -335,9 +344,8 @@ class Scheduler:
         space = self._known_space(request)
         found = self.catalog.acquire(space, keys)
         if self.events:
-            others = self.place.announce(space, keys[: len(found.files)])
-            told = self.groups.chosen(places, others)
-            self.events.stored([self._event(request, *place) for place in told])
+            # Each time: a router that was reset or came later knows them from here on.
+            self._announce(self._described(request, places[: len(found.files)]))
         adapter = self.adapters.expected(request)
         self.planned[name] = Plan(found, into, tokens, request.trace_headers, adapter)
 
@@ -403,16 +411,19 @@ class Scheduler:
         self.stats.count("dropped_blocks", len(places) - max(before, write.accepted))
         written = self.groups.chosen(places, write.positions)
         blocks = self.groups.blocks_of(ids, written)
+        # Those that were stored before as well: an index forgets all below a block that is gone, and
+        # does not get them back with it.
+        told = slice(min([before, *write.positions]), write.accepted)
+        events = self._described(request, places[told]) if self.events else []
         # vLLM's null block: behind a sliding window. Lookups cannot find the blocks after it.
         if not blocks or 0 in blocks:
             self.catalog.abort(write.id)
+            if not blocks:
+                self._tell_behind(name, events)
             return
         self.jobs += 1
         prefix, adapter = self.groups.blocks_of(ids, places), self.adapters.of.get(name)
-        save = Save(name, write.id, blocks, prefix, adapter=adapter)
-        if self.events:
-            save.events = [self._event(request, *place) for place in written]
-            save.announced = space, [keys[at] for at in write.positions]
+        save = Save(name, write.id, blocks, prefix, adapter=adapter, events=events)
         self.saves[self.jobs] = save
         groups = [group for group, _ in written]
         tasks.saves.append(Job(self.jobs, name, write.files, blocks, groups=groups))
@@ -460,14 +471,48 @@ class Scheduler:
     def _reused(self, block: KVCacheBlock) -> None:
         self.reused |= self.reading.get(block.block_id, set())
 
-    def _event(self, request: Request, group: int, at: int) -> BlockStored:
+    def _described(self, request: Request, places: Places) -> list[Record]:
+        """Returns events for blocks: one for each run of them in a group."""
         assert self.events is not None
-        parent = self.groups.hash(request, group, at - 1) if at else None
-        hashes, tokens = (parent, self.groups.hash(request, group, at)), self.groups.sizes[group]
-        if self.groups.is_hybrid:
-            self.announced_blocks[self.groups.key(hashes[1], group)] = group, hashes[1]
-        kind = self.groups.kinds[group]
-        return self.events.describe(request, group, at, hashes, tokens, kind)
+        found: list[Record] = []
+        groups, space = self.groups, self._space_name(request)
+        for group, run in groups.runs(places):
+            keys = groups.keys(request, [(group, at) for at in run] if groups.is_hybrid else run)
+            own = groups.hashes_of(request, group, run.start, run.stop)
+            parent = groups.hash(request, group, run.start - 1) if run.start else None
+            about = groups.sizes[group], groups.kinds[group]
+            event = self.events.describe(request, group, run, (parent, own), *about)
+            found.append(Record(space, list(keys), event))
+        return found
+
+    def _tell_behind(self, name: str, records: list[Record]) -> None:
+        """Has blocks announced after those that a request is still storing."""
+        for save in reversed(self.saves.values()):
+            if save.request == name:
+                save.events += records
+                return
+        self._tell(records)
+
+    def _tell(self, records: Sequence[Record]) -> None:
+        """Has the blocks of records announced, also after a restart."""
+        self._announce(records)
+        if self.history:
+            self.history.add(records)
+
+    def _announce(self, records: Sequence[Record]) -> None:
+        for each in records:
+            event, space = each.event, self.spaces[each.space]
+            assert self.events is not None and space is not None
+            self.events.waiting.append(event)
+            self.place.announced(space, each.keys)
+            if self.groups.is_hybrid:
+                hashes = ((event.group_idx, hash) for hash in event.block_hashes)
+                self.announced_blocks.update(zip(each.keys, hashes, strict=True))
+
+    def _are_stored(self, name: tuple[str, str], keys: Sequence[bytes]) -> list[bool]:
+        """Asks for keys of a namespace by its name. Those of adapters are unknown until used."""
+        space = self.spaces.get(name)
+        return [False] * len(keys) if space is None else self.catalog.are_stored(space, keys)
 
     def reported(self, reports: Reports | None, invalid: set[int]) -> None:
         if invalid:
@@ -524,9 +569,7 @@ class Scheduler:
             self.stored += len(save.blocks)
             self.stats.count("stored_blocks", len(save.blocks))
             self.strikes["saves"] = 0
-            if self.events:
-                self.events.stored(save.events)
-                self.place.announce(*save.announced)
+            self._tell(save.events)
         elif save.is_wrong:
             # The blocks are computed again.
             self.saved.pop(save.request, None)
@@ -660,7 +703,9 @@ class Scheduler:
                 if known := self.announced_blocks.pop(key, None):
                     self.events.removed(known[0], [known[1]])
         else:
-            self.events.removed(0, [key[: self.groups.hash_bytes] for key in dropped])
+            self.events.removed_keys([key[: self.groups.hash_bytes] for key in dropped])
+        if self.history:
+            self._announce(self.history.take(AGAIN_BLOCKS))
         return self.events.take()
 
     def _fail(self, why: object) -> None:
@@ -683,6 +728,8 @@ class Scheduler:
         pending, before = self.backlog, self.stored
         self.reported(self.place.last_reports(self.saves), set())
         self.stopped = True
+        if self.history:
+            self.history.close()
         self.dirty.set()
         self.syncer.join()
         logger.info(

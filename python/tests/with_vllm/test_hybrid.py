@@ -265,11 +265,14 @@ def test_events_name_the_group(hybrid, options):
     config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     groups, events = live(ask, options=options, kv_events_config=config, **hybrid)
     assert {group for kind, group, _ in events if kind == "BlockStored"} == set(range(groups))
-    removed = [(group, hashes) for kind, group, hashes in events if kind == "BlockRemoved"]
-    stored = [(group, hashes) for kind, group, hashes in events if kind == "BlockStored"]
+
+    def blocks(name):
+        return [(group, hash) for kind, group, hashes in events if kind == name for hash in hashes]
+
+    removed = blocks("BlockRemoved")
     assert removed
     assert all(group == groups - 1 for group, _ in removed)
-    assert set(removed) <= set(stored)
+    assert set(removed) <= set(blocks("BlockStored"))
 
 
 def test_windows_in_the_only_group(options, tmp_path):
