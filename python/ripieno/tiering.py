@@ -66,6 +66,8 @@ logger = init_logger("vllm.ripieno.tiering")
 
 THREADS = 2
 """Threads for each direction: one moves data while the other one waits for the journal."""
+HASH_BYTES = 32
+"""Of SHA-256. Hashes with fewer bytes are not cryptographic."""
 BATCH_BYTES = 256 << 20
 """Size of a request to the store: it must finish within the store's timeout on a slow disk."""
 
@@ -167,12 +169,10 @@ class RipienoTier(SecondaryTierManager):
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         # Not available earlier: vLLM creates its tiers first.
-        seed = hashing.get_none_hash_seed()
-        known = (hashing.DEFAULT_NONE_HASH_SEED, os.environ.get("PYTHONHASHSEED"))
-        if seed not in known and not self.dead:
+        if len(hashing.NONE_HASH) < HASH_BYTES:
             self._fail_permanently(
-                "vLLM's block hashes are random, and would not be found after a restart; use "
-                "--prefix-caching-hash-algo sha256_cbor, or set PYTHONHASHSEED"
+                f"vLLM's block hashes have {len(hashing.NONE_HASH)} bytes: prompts with the same "
+                "hash can be made; use --prefix-caching-hash-algo sha256_cbor"
             )
         has_hints = req_context.kv_hints is not None
         if has_hints:

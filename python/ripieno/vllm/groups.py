@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     import ripieno
 
-KEY_BYTES = 32
-
 Places = range | list[tuple[int, int]]
 """Blocks of a request: a range in the only group, or group and position of each."""
 
@@ -76,8 +74,6 @@ class Groups:
         """Kind and window of each group, for events."""
         self.unit_hashes = self.tokens // hashed
         self.is_hybrid = len(groups) > 1 or is_recurrent(groups[0])
-        self.hash_bytes = KEY_BYTES
-        """Bytes of vLLM's hashes; shorter ones are padded."""
 
     def hash(self, request: Request, group: int, at: int) -> BlockHash:
         """Returns vLLM's hash of a block."""
@@ -93,19 +89,14 @@ class Groups:
     @staticmethod
     def key(hash: bytes, group: int) -> bytes:
         """Returns the key of a block in one of several groups."""
-        return hash[:31].ljust(31, b"\0") + bytes((group,))
+        return hash[:31] + bytes((group,))
 
     def keys(self, request: Request, places: Places) -> Sequence[bytes]:
         """Returns the keys of blocks: their hashes, and with several groups the group in the last
         byte."""
         if not isinstance(places, range):
             return [self.key(self.hash(request, group, at), group) for group, at in places]
-        keys = self.hashes_of(request, 0, places.start, places.stop)
-        if keys and len(keys[0]) != KEY_BYTES:
-            # Remembered to cut the padding of shorter hashes off again.
-            self.hash_bytes = len(keys[0])
-            return [key.ljust(KEY_BYTES, b"\0") for key in keys]
-        return keys
+        return self.hashes_of(request, 0, places.start, places.stop)
 
     def blocks_of(self, ids: Sequence[list[int]], places: Places) -> list[int]:
         """Returns vLLM's numbers of blocks. ids: those of the request's blocks in each group."""

@@ -209,10 +209,11 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
             "them out"
         )
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
-    if not algorithm.startswith("sha256") and "PYTHONHASHSEED" not in os.environ:
+    # Also with a fixed seed: who can choose a prompt can choose one with the hash of another.
+    if not algorithm.startswith("sha256"):
         raise ValueError(
-            f"prefix_caching_hash_algo is {algorithm}: its hashes differ after a restart, and "
-            "nothing would be found; use sha256_cbor, or set PYTHONHASHSEED"
+            f"prefix_caching_hash_algo is {algorithm}: prompts with the same hash can be made, and "
+            "a store outlives the engine and may have several users; use sha256 or sha256_cbor"
         )
     if is_hybrid:
         if options.load_async is False:

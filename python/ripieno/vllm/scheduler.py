@@ -180,6 +180,8 @@ class Scheduler:
         self._lookup: Lookup | None = None
         self.saved: dict[str, int] = {}
         """By request: number of units that were offered to the store."""
+        self.told_behind: set[str] = set()
+        """With events: requests that stored a block, so that all behind it are announced."""
         self.stale: set[str] = set()
         """Requests with blocks from before a reset of the store."""
         self.planned: dict[str, Plan] = {}
@@ -411,10 +413,13 @@ class Scheduler:
         self.stats.count("dropped_blocks", len(places) - max(before, write.accepted))
         written = self.groups.chosen(places, write.positions)
         blocks = self.groups.blocks_of(ids, written)
-        # Those that were stored before as well: an index forgets all below a block that is gone, and
-        # does not get them back with it.
-        told = slice(min([before, *write.positions]), write.accepted)
-        events = self._described(request, places[told]) if self.events else []
+        events: list[Record] = []
+        if self.events and (name in self.told_behind or written):
+            # Those behind a block that is stored now, too: an index forgets all below a block that
+            # is gone, and does not get them back with it.
+            told = before if name in self.told_behind else write.positions[0]
+            events = self._described(request, places[told : write.accepted])
+            self.told_behind.add(name)
         # vLLM's null block: behind a sliding window. Lookups cannot find the blocks after it.
         if not blocks or 0 in blocks:
             self.catalog.abort(write.id)
@@ -623,6 +628,7 @@ class Scheduler:
         if load := self.planned.pop(name, None):
             self.catalog.release(load.found.id)
         saved = self.saved.pop(name, None)
+        self.told_behind.discard(name)
         is_stale = name in self.stale
         self.stale.discard(name)
         if saved is not None and not is_stale and self._may_store(request):
@@ -703,7 +709,7 @@ class Scheduler:
                 if known := self.announced_blocks.pop(key, None):
                     self.events.removed(known[0], [known[1]])
         else:
-            self.events.removed_keys([key[: self.groups.hash_bytes] for key in dropped])
+            self.events.removed_keys(dropped)
         if self.history:
             self._announce(self.history.take(AGAIN_BLOCKS))
         return self.events.take()

@@ -2,17 +2,19 @@
 
 import os
 import signal
+from itertools import count
 
 import pytest
 
 pytest.importorskip("vllm")
 
 from forked import life_of, live  # noqa: E402
-from prompts import BLOCK, PROMPTS, STORED, whole  # noqa: E402
+from prompts import BLOCK, PROMPTS, SHARED, STORED, whole  # noqa: E402
 from vllm.config.kv_events import KVEventsConfig  # noqa: E402
 from waiting import until  # noqa: E402
 
 EVENTS = {"kv_events_config": KVEventsConfig(enable_kv_cache_events=True, publisher="null")}
+SHARED_BLOCKS = SHARED[1] // BLOCK
 OTHER = list(range(100, 120))
 """Shorter than a block: nothing of it is stored."""
 
@@ -67,7 +69,11 @@ def fill(engine):
 
 
 def fill_and_die(engine):
-    fill(engine)
+    blocks = sum(fill(engine)) // BLOCK - 2 * SHARED_BLOCKS
+    # The thread that writes them is behind, and what it did not write is told by hits only.
+    history = engine.connector.history
+    kept = (sum(len(record.keys) for record in history._read()) for _ in count())
+    until(lambda: next(kept) == blocks, "the events are not kept")
     os.kill(os.getpid(), signal.SIGKILL)
 
 

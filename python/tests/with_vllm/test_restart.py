@@ -176,7 +176,12 @@ def test_others_in_the_same_directory_find_nothing(
         ({"options": {"path": "/x", "capacity": "lots"}}, "'lots' was given; expected a number"),
         ({"options": {"path": "/x", "capacity": None}}, "capacity: None was given; expected"),
         ({"options": {"path": "/x", "size": 1}}, "size: there is no such option"),
-        ({"prefix_caching_hash_algo": "xxhash"}, "set PYTHONHASHSEED"),
+        ({"prefix_caching_hash_algo": "xxhash"}, "use sha256 or sha256_cbor"),
+        # With it, others that read this store's hashes would find the same ones.
+        (
+            {"prefix_caching_hash_algo": "xxhash_cbor", "environment": {"PYTHONHASHSEED": "7"}},
+            "use sha256 or sha256_cbor",
+        ),
     ],
 )
 def test_what_can_not_be_is_refused_in_words(change, message, model, options):

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("vllm")
 from ripieno import plugin, tiering  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: E402
+from vllm.utils.hashing import sha256  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope  # noqa: E402
 from vllm.v1.kv_offload.base import (  # noqa: E402
@@ -30,6 +31,9 @@ from vllm.v1.kv_offload.config import (  # noqa: E402
 )
 from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: E402
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory  # noqa: E402
+
+# As an engine does before its first request.
+kv_cache_utils.init_none_hash(sha256)
 
 CHUNKS, CHUNK = 16, 12288
 REQUEST = ReqContext("request")
@@ -268,13 +272,15 @@ def test_what_goes_wrong_is_a_miss_and_never_raised(engine, monkeypatch, act):
     assert tier.load([A, B])[1] == [1 if act == "_store" else 3, 4]
 
 
-def test_random_hashes_are_refused(engine, caplog_vllm, monkeypatch):
+def test_hashes_that_can_be_forged_are_refused(engine, caplog_vllm, monkeypatch):
     tier = engine()
     tier.store([A], [1])
-    monkeypatch.setattr(kv_cache_utils, "_NONE_HASH_SEED", "random")
+    # XXH3 with 128 bits, vLLM's "xxhash"; with a fixed seed as well.
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", bytes(16))
     tier.tier.on_new_request(REQUEST)
     assert tier.hits([A]) == [False]
-    assert "set PYTHONHASHSEED" in caplog_vllm.text
+    assert "use --prefix-caching-hash-algo sha256_cbor" in caplog_vllm.text
 
 
 @pytest.mark.parametrize("shutdown", ["drain", "drop"])
