@@ -21,28 +21,30 @@ def made_in(
 ) -> Made:
     """Returns make(bytes) for the store `name` in a directory. The bytes are the rest of `capacity`
     after the other stores there, divided among `engines`: stores whose names differ only in the
-    engine's number (`-dp1`). A lock prevents concurrent creation.
+    engine's number (`-dp1`). A store that was made when there was more left keeps what it has, so
+    that it opens with the options that it was made with. A lock prevents concurrent creation.
 
     Raises InvalidError if no capacity is left, and lists the other stores in the directory.
     """
     # Others who can write to it could replace a store's files.
     os.makedirs(path, mode=0o700, exist_ok=True)
     with _locked(path):
-        others = {
-            other: size for other, size in sizes(path).items() if _family(other) != _family(name)
-        }
-        left = capacity - sum(others.values())
+        made = sizes(path)
+        others = {other: size for other, size in made.items() if _family(other) != _family(name)}
+        share, own = (capacity - sum(others.values())) // engines, made.get(name, 0)
+        if share < own <= capacity // engines:
+            share = own
         try:
-            if left <= 0:
+            if share <= 0:
                 raise InvalidError(f"capacity: nothing of {capacity} bytes is left for {name}")
-            return make(left // engines)
+            return make(share)
         except InvalidError as error:
             if not others:
                 raise
             listed = ", ".join(f"{other} ({size} bytes)" for other, size in others.items())
             raise InvalidError(
                 f"{error}; a capacity is for all stores in {path}, and others there are {listed}: "
-                f"give more, or remove what no engine needs: rm -r {os.path.join(path, 'NAME')}"
+                f"give more than their sum, or remove what no engine needs: rm -r {os.path.join(path, 'NAME')}"
             ) from error
 
 

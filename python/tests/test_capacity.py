@@ -32,6 +32,19 @@ def test_stores_share_what_the_directory_has(tmp_path):
     assert prepared(path, "a", 24 * MIB) == made
     with pytest.raises(ripieno.InvalidError, match="others there are b"):
         prepared(path, "a", 32 * MIB)
+    # The first one with its first options, and the second one with less than it has.
+    assert prepared(path, "a", 16 * MIB) == made
+    with pytest.raises(ripieno.InvalidError, match="capacity: .* give more than their sum"):
+        prepared(path, "b", 7 * MIB)
+
+
+@pytest.mark.parametrize("capacity", [10_000_000, 16 * MIB + 4096, 3 * MIB + 1])
+def test_a_second_layout_does_not_lock_out_the_first(tmp_path, capacity):
+    """Their files may have fewer bytes than what was given."""
+    made = prepared(tmp_path, "a", capacity)
+    other = prepared(tmp_path, "b", 3 * capacity, engines=2)
+    assert prepared(tmp_path, "a", capacity) == made
+    assert prepared(tmp_path, "b", 3 * capacity, engines=2) == other
 
 
 def test_engines_share_it_in_equal_parts(tmp_path):
