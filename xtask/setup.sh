@@ -188,6 +188,8 @@ gxx-aarch64)
 binutils) program strip binutils 'programs are packed without their symbols' ;;
 cmake) program cmake cmake 'the C interface is found with it' ;;
 dpkg-dev) program dpkg-shlibdeps dpkg-dev 'it finds the libraries that a program needs' ;;
+mmdebstrap) program mmdebstrap mmdebstrap 'the image is made of Debian packages with it' ;;
+umoci) program umoci umoci 'the image is written with it' ;;
 pkg-config) program pkg-config pkgconf 'the C interface is found with it' ;;
 valgrind) program valgrind valgrind 'the C interface is checked in it' ;;
 numa) grep -q 'libnuma\.so\.1' <<<"$(/sbin/ldconfig -p)" ||

@@ -118,11 +118,12 @@ enum Command {
     /// In the environment of `engine`, with LMCache (100 MB, once) in one of its own in
     /// target/peers. Takes 15 minutes and 10 GB; not a part of CI.
     Peers(command::peers::PeersArgs),
-    /// Make a Debian package, and wheels for x86-64 and aarch64: target/package
+    /// Make a Debian package, an image for containers, and wheels for x86-64 and aarch64:
+    /// target/package
     ///
     /// cargo-deb is built from source (2 minutes, once), maturin comes from PyPI (10 MB, once), and
-    /// dpkg-dev and the compiler for aarch64 from Debian. The wheel for this machine is installed
-    /// and tried; the other one cannot be.
+    /// dpkg-dev, mmdebstrap, umoci and the compiler for aarch64 from Debian. The image and the wheel
+    /// for this machine are tried; the other wheel cannot be.
     Package(command::package::PackageArgs),
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///

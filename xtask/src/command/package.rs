@@ -1,4 +1,5 @@
-//! `cargo xtask package`: builds a Debian package, and wheels of the Python package.
+//! `cargo xtask package`: builds a Debian package, an image of it for containers, and wheels of the
+//! Python package.
 
 use std::process::ExitCode;
 
@@ -9,8 +10,9 @@ use crate::step::Step;
 use crate::{RunArgs, folder, needs, report};
 
 /// Packages, each with its needs. A wheel's name ends with the first part of its target's name.
-const PACKAGES: [(&str, &[&str]); 3] = [
+const PACKAGES: [(&str, &[&str]); 4] = [
     ("deb", &["cxx", "dpkg-dev", "cargo-deb", "cargo-bundle-licenses"]),
+    ("image", &["cxx", "dpkg-dev", "cargo-deb", "cargo-bundle-licenses", "mmdebstrap", "umoci"]),
     ("wheel-x86_64", &["cxx", "maturin", "cargo-bundle-licenses"]),
     ("wheel-aarch64", &["cxx", "gxx-aarch64", "maturin", "cargo-bundle-licenses"]),
 ];

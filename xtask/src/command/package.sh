@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a package in the folder $2, which is emptied: `package.sh deb|wheel-MACHINE FOLDER`.
+# Makes a package in the folder $2, which is emptied: `package.sh deb|image|wheel-MACHINE FOLDER`.
 set -euo pipefail
 what=$1 out=$2 machine=${1#wheel-}
 here=$(cd "${0%/*}" && pwd)
@@ -43,6 +43,45 @@ deb() {
         --manifest-path tools/Cargo.toml --output "$out" --maintainer "$name <$address>"
 }
 
+# An OCI archive: the Debian package and the packages that it needs, from this machine's release,
+# whose C library the programs were linked with.
+image() {
+    local made package version root
+    made=$(mktemp -d)
+    # shellcheck disable=SC2064 # The folder as it is now.
+    trap "rm -rf '$made'" EXIT
+    deb
+    package=$(echo "$out"/*.deb)
+    version=$(dpkg-deb -f "$package" Version)
+    local needed
+    needed=$(dpkg-deb -f "$package" Depends | sed 's/([^)]*)//g; s/ //g')
+    # Nothing is configured, so that no script of a package runs: there is no shell either.
+    mmdebstrap --quiet --variant=extract --include="base-files,$needed" \
+        "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$made/root.tar"
+    dpkg-deb --fsys-tarfile "$package" >"$made/package.tar"
+    umoci init --layout "$made/oci"
+    umoci new --image "$made/oci:$version"
+    umoci raw add-layer --image "$made/oci:$version" "$made/root.tar"
+    umoci raw add-layer --image "$made/oci:$version" "$made/package.tar"
+    umoci config --image "$made/oci:$version" --config.entrypoint ripieno \
+        --config.cmd serve --config.cmd=--config --config.cmd=/etc/ripieno/ripieno.toml \
+        --config.env PATH=/usr/bin --config.volume /var/lib/ripieno --config.volume /run/ripieno
+    # umoci takes no name with a colon.
+    sed -i "s/\(image.ref.name\":\"\)$version\"/\1ripieno:$version\"/" "$made/oci/index.json"
+    grep -q "ripieno:$version" "$made/oci/index.json"
+    tar -C "$made/oci" -cf "$out/ripieno-$version-$(uname -m).oci.tar" .
+    rm "$package"
+    root=$made/root
+    mkdir "$root"
+    tar -C "$root" -xf "$made/root.tar" --exclude='./dev/*'
+    tar -C "$root" -xf "$made/package.tar"
+    mkdir -m 700 "$root/kv"
+    # Nothing but what is in it, and no user but this one.
+    unshare --map-root-user chroot "$root" /usr/bin/ripieno format --path /kv --model tiny \
+        --capacity 32MiB
+    unshare --map-root-user chroot "$root" /usr/bin/ripieno fsck --path /kv
+}
+
 # maturin names it after the oldest glibc that suffices: a wheel built on an older system runs on
 # more systems.
 wheel() {
@@ -64,5 +103,5 @@ wheel() {
     grep 'package_name: pyo3' "$place"/check/lib/python3*/site-packages/ripieno/THIRD-PARTY.yml
 }
 
-case $what in deb) deb ;; *) wheel ;; esac
+case $what in deb) deb ;; image) image ;; *) wheel ;; esac
 ls "$out"/*
