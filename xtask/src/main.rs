@@ -122,8 +122,8 @@ enum Command {
     /// target/package
     ///
     /// cargo-deb is built from source (2 minutes, once), maturin comes from PyPI (10 MB, once), and
-    /// dpkg-dev, mmdebstrap, umoci and the compiler for aarch64 from Debian. The image and the wheel
-    /// for this machine are tried; the other wheel cannot be.
+    /// dpkg-dev, mmdebstrap, umoci and the compiler for aarch64 from Debian. The image and this
+    /// machine's wheel are tried; the other wheel cannot be.
     Package(command::package::PackageArgs),
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///

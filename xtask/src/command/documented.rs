@@ -22,8 +22,8 @@ use crate::{EXIT_STEP_FAILED, folder};
 const NEEDS: &[&str] = &["cxx"];
 
 /// First words of the shell's blocks. The others are configuration, source code and output.
-const PROGRAMS: &str = "cargo cat cc curl echo export head lmcache ln mkdir nvme-bind pip printf \
-    python python3 ripieno sudo systemctl ulimit uv vllm";
+const PROGRAMS: &str = "cargo cat cc curl echo export head lmcache ln mkdir nvme-bind pip podman \
+    printf python python3 ripieno sudo systemctl ulimit uv vllm";
 
 /// Texts of a block that this command does not run, and the reason. The first one counts.
 const NOT_HERE: &[(&str, &str)] = &[
@@ -42,6 +42,7 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("nixl", "`cargo xtask engine` has it"),
     ("pip install", "`cargo xtask python` installs the package"),
     (" TRACE", "it wants the user's own file"),
+    ("podman ", "it needs a container engine"),
     ("curl ", "it asks a server that is not there"),
     (" ctl ", "it asks a server that is not there"),
 ];
