@@ -29,7 +29,10 @@
 //!
 //! # Architecture
 //! - `table`: the exponents that get codes, and how many scalars are escapes.
-//! - `portable`: both directions in plain Rust, for any CPU, and what all others are compared with.
+//! - `encoded`: where the parts of an encoded object are.
+//! - [`Isa`]: the instruction sets of this CPU that there is code for.
+//! - `portable`: both directions in plain Rust, for any CPU, and what the others are compared with.
+//! - `x86`: the same with AVX2, and with AVX-512.
 //!
 //! # Invariants
 //! - Every instruction set gives the same bytes, also of damaged objects.
@@ -39,10 +42,14 @@
 //! - FP8: its exponents have four bits, of which a fixed rate would save one at most.
 //! - A checksum: the store has one of the raw bytes, which it compares after decoding.
 
+mod encoded;
+mod isa;
 mod portable;
 mod table;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
-use table::Table;
+pub use isa::Isa;
 
 /// Lengths of raw objects are multiples of this, in bytes.
 pub const RAW_UNIT: usize = 128;
@@ -93,20 +100,7 @@ pub enum Damaged {
 /// # Panics
 /// If `raw` has no encoding (see [`encoded_len`]), or `out` is shorter than that.
 pub fn encode(raw: &[u8], out: &mut [u8]) -> Result<(), DoesNotFit> {
-    let budget = budget(out.len(), raw.len());
-    let (raw, _) = raw.as_chunks();
-    let (table, escapes) = Table::of(raw);
-    if escapes > budget {
-        return Err(DoesNotFit { escapes, budget });
-    }
-    let (header, rest) = out.split_at_mut(HEADER);
-    let (room, rest) = rest.split_at_mut(budget);
-    let (low, codes) = rest.split_at_mut(raw.len() * CHUNK);
-    header[..7].copy_from_slice(&table.exponents);
-    header[7] = 0;
-    room[escapes..].fill(0);
-    portable::encode(&table, raw, room, low.as_chunks_mut().0, codes.as_chunks_mut().0);
-    Ok(())
+    Isa::best().encode(raw, out)
 }
 
 /// Decodes `encoded`, as [`encode`] wrote it, into the whole of `out`.
@@ -120,17 +114,7 @@ pub fn encode(raw: &[u8], out: &mut [u8]) -> Result<(), DoesNotFit> {
 /// # Panics
 /// If objects of `out`'s length have no encoding (see [`encoded_len`]), or `encoded` is shorter.
 pub fn decode(encoded: &[u8], out: &mut [u8]) -> Result<(), Damaged> {
-    let budget = budget(encoded.len(), out.len());
-    let (out, _) = out.as_chunks_mut();
-    let (header, rest) = encoded.split_at(HEADER);
-    let (room, rest) = rest.split_at(budget);
-    let (low, codes) = rest.split_at(out.len() * CHUNK);
-    if header[7] != 0 {
-        return Err(Damaged::Format { found: header[7] });
-    }
-    let table = std::array::from_fn(|code| header[code]);
-    portable::decode(table, room, low.as_chunks().0, codes.as_chunks().0, out)
-        .ok_or(Damaged::Escapes { budget })
+    Isa::best().decode(encoded, out)
 }
 
 /// Bytes before the escapes.
@@ -142,12 +126,5 @@ const CHUNK: usize = 64;
 /// The code of a scalar whose exponent is among the escapes.
 const ESCAPE: u8 = 7;
 
-/// Returns how many escapes fit, after checking both lengths.
-fn budget(encoded_len_given: usize, raw_len: usize) -> usize {
-    let least = encoded_len(raw_len);
-    assert!(
-        least.is_some_and(|least| encoded_len_given >= least),
-        "an object of {raw_len} bytes is encoded in {encoded_len_given}, not in {least:?} or more"
-    );
-    encoded_len_given - HEADER - raw_len / 16 * 11
-}
+#[cfg(test)]
+mod tests;

@@ -1,17 +1,15 @@
 //! Both directions in plain Rust.
 
-use crate::{CHUNK, ESCAPE, table::Table};
+use crate::{
+    CHUNK, ESCAPE,
+    encoded::{Encoded, Room, codes, words},
+    table::Table,
+};
 
-/// Encodes an object whose escapes fit into `escapes`.
-pub(crate) fn encode(
-    table: &Table,
-    raw: &[[u8; 2 * CHUNK]],
-    escapes: &mut [u8],
-    low: &mut [[u8; CHUNK]],
-    codes: &mut [[u8; 24]],
-) {
+/// Encodes an object whose escapes fit.
+pub(crate) fn encode(table: &Table, raw: &[[u8; 2 * CHUNK]], room: Room) {
     let mut next = 0;
-    for ((raw, low), codes) in raw.iter().zip(low).zip(codes) {
+    for ((raw, low), to) in raw.iter().zip(room.low).zip(room.codes) {
         let mut words = [0u64; 3];
         for (i, (scalar, low)) in raw.as_chunks().0.iter().zip(low).enumerate() {
             let scalar = u16::from_le_bytes(*scalar);
@@ -22,27 +20,20 @@ pub(crate) fn encode(
                 *word |= u64::from(code >> bit & 1) << i;
             }
             if code == ESCAPE {
-                escapes[next] = exponent;
+                room.escapes[next] = exponent;
                 next += 1;
             }
         }
-        for (to, word) in codes.as_chunks_mut().0.iter_mut().zip(words) {
-            *to = word.to_le_bytes();
-        }
+        *to = codes(words);
     }
 }
 
-/// Decodes an object, or returns `None` if it has more escapes than `escapes`.
-pub(crate) fn decode(
-    table: [u8; 8],
-    mut escapes: &[u8],
-    low: &[[u8; CHUNK]],
-    codes: &[[u8; 24]],
-    out: &mut [[u8; 2 * CHUNK]],
-) -> Option<()> {
+/// Decodes an object, or returns `None` if it has more escapes than there is room for.
+pub(crate) fn decode(encoded: &Encoded, out: &mut [[u8; 2 * CHUNK]]) -> Option<()> {
     // The exponent of an escape comes last, over zeros.
-    let table = table.map(|exponent| u16::from(exponent) << 7);
-    for ((low, codes), out) in low.iter().zip(codes).zip(out) {
+    let table = encoded.table().map(|exponent| u16::from(exponent) << 7);
+    let mut next = 0;
+    for ((low, codes), out) in encoded.low.iter().zip(encoded.codes).zip(out) {
         let words = words(codes);
         let (out, _) = out.as_chunks_mut();
         for (i, (low, out)) in low.iter().zip(&mut *out).enumerate() {
@@ -51,19 +42,19 @@ pub(crate) fn decode(
             *out = ((low & 0x80) << 8 | low & 0x7f | table[code as usize]).to_le_bytes();
         }
         let mut places = words[0] & words[1] & words[2];
-        let (these, rest) = escapes.split_at_checked(places.count_ones() as usize)?;
-        escapes = rest;
-        for exponent in these {
+        let window = encoded.window(next);
+        next += places.count_ones() as usize;
+        if next > encoded.budget {
+            return None;
+        }
+        for exponent in window {
+            if places == 0 {
+                break;
+            }
             let scalar = &mut out[places.trailing_zeros() as usize];
             *scalar = (u16::from_le_bytes(*scalar) | u16::from(*exponent) << 7).to_le_bytes();
             places &= places - 1;
         }
     }
     Some(())
-}
-
-/// The three words of 64 scalars' codes.
-pub(crate) fn words(codes: &[u8; 24]) -> [u64; 3] {
-    let (words, _) = codes.as_chunks();
-    std::array::from_fn(|bit| u64::from_le_bytes(words[bit]))
 }

@@ -1,6 +1,6 @@
 //! Which exponents of an object get codes.
 
-use crate::{CHUNK, ESCAPE};
+use crate::{CHUNK, ESCAPE, HEADER};
 
 /// The exponents of an object that get codes, in ascending order.
 #[derive(Debug)]
@@ -28,6 +28,11 @@ impl Table {
             escapes -= counts[usize::from(exponent)] as usize;
         }
         (Self { exponents, codes }, escapes)
+    }
+
+    /// Returns the first bytes of an encoded object.
+    pub(crate) fn header(&self) -> [u8; HEADER] {
+        std::array::from_fn(|code| self.exponents.get(code).copied().unwrap_or(0))
     }
 }
 
