@@ -4,6 +4,7 @@
 //! Results do not affect the exit code: benchmarks inform, tests judge.
 
 mod catalog;
+mod codec;
 mod commit;
 mod file;
 mod gpu;
@@ -44,6 +45,8 @@ enum Command {
     /// The catalog without devices: cost of its index, hit rates of the eviction policies on a
     /// recorded trace, and run lengths of files
     Catalog(catalog::CatalogArgs),
+    /// Encoding and decoding of KV objects against memcpy of the raw bytes, on one core
+    Codec(codec::CodecArgs),
     /// Commits: latency, and bytes written per byte stored
     Commit(commit::CommitArgs),
     /// Software controllers over files (`--path DIR`) against fio's io_uring engine
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Path(args) => path::run(&args).and_then(print),
         Command::Catalog(args) => catalog::run(&args).and_then(print),
+        Command::Codec(args) => codec::run(&args).and_then(print),
         Command::Commit(args) => commit::run(&args).and_then(print),
         Command::File(args) => file::run(&args).and_then(print),
         Command::Gpu(args) => gpu::run(&args, json),

@@ -1,6 +1,8 @@
 //! The code for this CPU.
 #![allow(unsafe_code, reason = "only on a CPU that has its instructions may code be called")]
 
+use std::fmt;
+
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{avx2, avx512};
 use crate::{
@@ -21,6 +23,18 @@ enum Kind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Kind::Portable => "portable code",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "AVX2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => "AVX-512",
+        })
+    }
 }
 
 impl Isa {
