@@ -5,12 +5,7 @@ use std::fmt;
 
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{avx2, avx512};
-use crate::{
-    CHUNK, Damaged, DoesNotFit, HEADER,
-    encoded::{Encoded, Room, budget},
-    portable,
-    table::Table,
-};
+use crate::{Damaged, DoesNotFit, encoded, portable};
 
 /// An instruction set that this CPU has, and that there is code for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,29 +62,15 @@ impl Isa {
     /// # Errors
     /// Those of [`encode`](crate::encode).
     pub fn encode(self, raw: &[u8], out: &mut [u8]) -> Result<(), DoesNotFit> {
-        let budget = budget(out.len(), raw.len());
-        let (raw, _) = raw.as_chunks();
-        let (table, escapes) = Table::of(raw);
-        if escapes > budget {
-            return Err(DoesNotFit { escapes, budget });
-        }
-        let (header, rest) = out.split_at_mut(HEADER);
-        header.copy_from_slice(&table.header());
-        let (room, rest) = rest.split_at_mut(budget);
-        room[escapes..].fill(0);
-        let (low, codes) = rest.split_at_mut(raw.len() * CHUNK);
-        let (low, codes) = (low.as_chunks_mut().0, codes.as_chunks_mut().0);
-        let room = Room { escapes: room, low, codes };
         match self.0 {
-            Kind::Portable => portable::encode(&table, raw, room),
+            Kind::Portable => encoded::encode(raw, out, portable::encode),
             // SAFETY: `all` found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => unsafe { avx2::encode(&table, raw, room) },
+            Kind::Avx2 => unsafe { avx2::encode(raw, out) },
             // SAFETY: `all` found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => unsafe { avx512::encode(&table, raw, room) },
+            Kind::Avx512 => unsafe { avx512::encode(raw, out) },
         }
-        Ok(())
     }
 
     /// Does [`decode`](crate::decode) with these instructions.
@@ -97,17 +78,14 @@ impl Isa {
     /// # Errors
     /// Those of [`decode`](crate::decode).
     pub fn decode(self, encoded: &[u8], out: &mut [u8]) -> Result<(), Damaged> {
-        let encoded = Encoded::of(encoded, out.len())?;
-        let (out, _) = out.as_chunks_mut();
-        let done = match self.0 {
-            Kind::Portable => portable::decode(&encoded, out),
+        match self.0 {
+            Kind::Portable => encoded::decode(encoded, out, portable::decode),
             // SAFETY: `all` found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => unsafe { avx2::decode(&encoded, out) },
+            Kind::Avx2 => unsafe { avx2::decode(encoded, out) },
             // SAFETY: `all` found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => unsafe { avx512::decode(&encoded, out) },
-        };
-        done.ok_or(Damaged::Escapes { budget: encoded.budget })
+            Kind::Avx512 => unsafe { avx512::decode(encoded, out) },
+        }
     }
 }

@@ -1,12 +1,13 @@
 //! KV objects of bf16 in three quarters of their bytes: without loss, and at a fixed rate.
 //!
-//! The exponents of a KV object take a handful of values. [`encode`] stores the eight other bits of
-//! a scalar as they are, and its exponent as one of the seven most frequent ones of this object, in
-//! three bits. A scalar with another exponent is an escape, whose exponent is stored in full. Codes
-//! and other bits take 11 bits a scalar; the rest of the encoded object, at least one bit a scalar,
-//! has room for the escapes. An object with more of them than that is refused ([`DoesNotFit`]): all
-//! encoded objects have the same size, so that their addresses stay computed. Nothing has to be
-//! learned or kept beside an object to decode it.
+//! The exponents of neighbouring KV scalars are close to each other. [`encode`] stores the eight
+//! other bits of a scalar as they are, and its exponent in three bits: as its distance from a base
+//! that 64 scalars share. A scalar whose exponent is not one of the seven from the base on is an
+//! escape, whose exponent is stored in full. All that takes 11 1/8 bits a scalar; the rest of the
+//! encoded object, at least 7/8 of a bit a scalar, has room for the escapes of the whole object. An
+//! object with more of them than that is refused ([`DoesNotFit`]): all encoded objects have the
+//! same size, so that their addresses stay computed. Nothing has to be learned from other objects,
+//! or kept beside an object to decode it.
 //!
 //! Any bytes of the right length that fit are restored as they were, bf16 or not.
 //!
@@ -16,19 +17,20 @@
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 0..7 | the table: exponents of the codes 0 to 6 |
-//! | 7 | 0 |
-//! | 8..`m - n * 11 / 8` | exponents of the escapes, a byte each, in the order of the scalars; 0 behind them |
-//! | then `n` | the low byte of each scalar, where its sign (bit 15) has the place of bit 7 |
-//! | then `n * 3 / 8` | codes: for each 64 scalars three words of 64 bits, little-endian; bit `i` of word `k` is bit `k` of the code of scalar `i` |
+//! | `m - n * 89 / 64` | exponents of the escapes, a byte each, in the order of the scalars; then 0 |
+//! | `n / 64` | bases: for each 64 scalars the exponent of code 0 |
+//! | `n` | the low byte of each scalar, with its sign (bit 15) in the place of bit 7 |
+//! | `n * 3 / 8` | codes: for each 64 scalars three words of 64 bits, little-endian; bit `i` of word `k` is bit `k` of the code of scalar `i` |
 //!
-//! Bits 7 to 14 of a scalar are its exponent. Code 7 is an escape. The place of an escape is that
-//! of its code: the number of escapes before a scalar is a count of bits, which a warp has with two
-//! instructions. [`encode`] sorts the table, and of exponents that are as frequent takes the
-//! lower one: the same object always gives the same bytes.
+//! Bits 7 to 14 of a scalar are its exponent: base plus code, modulo 256, or for code 7 the next of
+//! the escapes. The number of escapes before a scalar is a count of bits, which a warp has with two
+//! instructions.
+//!
+//! [`encode`] takes as base the one of eight that the most of the 64 exponents are close to, the
+//! highest of several: from 6 to 13 below the largest exponent, and 0 instead of less than that. So
+//! the same object always gives the same bytes; [`decode`] knows nothing of it.
 //!
 //! # Architecture
-//! - `table`: the exponents that get codes, and how many scalars are escapes.
 //! - `encoded`: where the parts of an encoded object are.
 //! - [`Isa`]: the instruction sets of this CPU that there is code for.
 //! - `portable`: both directions in plain Rust, for any CPU, and what the others are compared with.
@@ -45,7 +47,6 @@
 mod encoded;
 mod isa;
 mod portable;
-mod table;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -64,38 +65,27 @@ pub fn encoded_len(raw_len: usize) -> Option<usize> {
 
 /// An object has more escapes than its encoded size has room for. It can be stored raw only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the object has {escapes} exponents that are not among its 7 most frequent ones; {budget} fit"
-)]
+#[error("{escapes} exponents of the object are far from those beside them, and {budget} fit")]
 pub struct DoesNotFit {
-    /// Scalars whose exponents are not among the seven most frequent ones.
+    /// Scalars whose exponents have no code.
     pub escapes: usize,
     /// Escapes that the encoded object has room for.
     pub budget: usize,
 }
 
-/// Bytes that no object is encoded as. The output has any content.
+/// More codes are escapes than there is room for: these bytes are no encoded object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Damaged {
-    /// Byte 7 is not zero: no encoded object, or one of a later format.
-    #[error("byte 7 of the encoded object is {found}, not 0: it is damaged, or of a later format")]
-    Format {
-        /// The byte.
-        found: u8,
-    },
-    /// More codes are escapes than there is room for.
-    #[error("the encoded object is damaged: over {budget} codes are escapes")]
-    Escapes {
-        /// Escapes that the encoded object has room for.
-        budget: usize,
-    },
+#[error("the encoded object is damaged: it has room for {budget} escapes, and names more")]
+pub struct Damaged {
+    /// Escapes that the encoded object has room for.
+    pub budget: usize,
 }
 
 /// Encodes `raw` into the whole of `out`, whose length the store chooses: all room beyond
 /// [`encoded_len`] is room for escapes.
 ///
 /// # Errors
-/// Returns [`DoesNotFit`], and leaves `out` as it is.
+/// Returns [`DoesNotFit`]. `out` has any content then.
 ///
 /// # Panics
 /// If `raw` has no encoding (see [`encoded_len`]), or `out` is shorter than that.
@@ -117,13 +107,10 @@ pub fn decode(encoded: &[u8], out: &mut [u8]) -> Result<(), Damaged> {
     Isa::best().decode(encoded, out)
 }
 
-/// Bytes before the escapes.
-const HEADER: usize = 8;
-
-/// Scalars whose codes are together.
+/// Scalars that share a base, and whose codes are together.
 const CHUNK: usize = 64;
 
-/// The code of a scalar whose exponent is among the escapes.
+/// The code of an escape, and how many exponents have another one.
 const ESCAPE: u8 = 7;
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! AVX2: 32 scalars at a time.
+//! AVX2: twice 32 scalars.
 
 use std::arch::x86_64::*;
 
 use crate::{
-    CHUNK,
-    encoded::{Encoded, Room, codes, words},
-    table::Table,
+    CHUNK, Damaged, DoesNotFit, ESCAPE,
+    encoded::{self, Bytes, Codes, Scalars},
+    portable,
 };
 
-/// For each byte of eight places, which of the next escapes goes where; the others become zero.
+/// For each byte of eight places, which of the next escapes goes where.
 static EXPAND: [[u8; 8]; 256] = {
     let mut table = [[0x80; 8]; 256];
     let mut places = 0;
@@ -26,70 +26,90 @@ static EXPAND: [[u8; 8]; 256] = {
     table
 };
 
-/// See [`crate::portable::encode`].
+/// Does [`crate::encode`].
 #[target_feature(enable = "avx2,popcnt")]
-pub(crate) fn encode(table: &Table, raw: &[[u8; 2 * CHUNK]], room: Room) {
-    let mut next = 0;
-    for ((raw, low), to) in raw.iter().zip(room.low).zip(room.codes) {
-        let (raw, _) = raw.as_chunks::<64>();
-        let (low, _) = low.as_chunks_mut::<32>();
-        let mut exponents = [[0; 32]; 2];
-        let mut words = [0u64; 3];
-        for half in 0..2 {
-            let (these, others) = split(&raw[half]);
-            store(&mut exponents[half], these);
-            store(&mut low[half], others);
-            let mut code = _mm256_set1_epi8(7);
-            for (i, &exponent) in table.exponents.iter().enumerate() {
-                let found = _mm256_cmpeq_epi8(these, _mm256_set1_epi8(exponent as i8));
-                let change = _mm256_and_si256(found, _mm256_set1_epi8(i as i8 ^ 7));
-                code = _mm256_xor_si256(code, change);
-            }
-            // The bit of each byte that `movemask` takes is the uppermost.
-            let bits = [
-                _mm256_slli_epi16::<7>(code),
-                _mm256_slli_epi16::<6>(code),
-                _mm256_slli_epi16::<5>(code),
-            ];
-            for (word, bits) in words.iter_mut().zip(bits) {
-                *word |= u64::from(_mm256_movemask_epi8(bits) as u32) << (32 * half);
-            }
-        }
-        let mut places = words[0] & words[1] & words[2];
-        let exponents = exponents.as_flattened();
-        while places != 0 {
-            room.escapes[next] = exponents[places.trailing_zeros() as usize];
-            next += 1;
-            places &= places - 1;
-        }
-        *to = codes(words);
+pub(crate) fn encode(raw: &[u8], out: &mut [u8]) -> Result<(), DoesNotFit> {
+    encoded::encode(raw, out, |raw, low, escapes| encode_chunk(raw, low, escapes))
+}
+
+/// Does [`crate::decode`].
+#[target_feature(enable = "avx2,popcnt")]
+pub(crate) fn decode(encoded: &[u8], out: &mut [u8]) -> Result<(), Damaged> {
+    encoded::decode(encoded, out, |codes, low, escapes, out| {
+        decode_chunk(codes, low, escapes, out);
+    })
+}
+
+/// Encodes 64 scalars.
+#[target_feature(enable = "avx2,popcnt")]
+fn encode_chunk(raw: &Scalars, low: &mut Bytes, escapes: &mut Bytes) -> Codes {
+    let (raw, _) = raw.as_chunks();
+    let halves = [split(&raw[0]), split(&raw[1])];
+    let code = |half: usize, base| {
+        let above = _mm256_sub_epi8(halves[half].0, _mm256_set1_epi8(base as i8));
+        _mm256_min_epu8(above, _mm256_set1_epi8(ESCAPE as i8))
+    };
+    let escape = _mm256_set1_epi8(ESCAPE as i8);
+    let base = portable::base(largest(_mm256_max_epu8(halves[0].0, halves[1].0)), |base| {
+        let far = |half| upper(_mm256_cmpeq_epi8(code(half, base), escape)).count_ones();
+        (CHUNK as u32 - far(0) - far(1)) as u8
+    });
+    let codes = [code(0, base), code(1, base)];
+    // The shifts move the bit to the top of its byte.
+    let words = [
+        word(codes.map(|code| _mm256_slli_epi16::<7>(code))),
+        word(codes.map(|code| _mm256_slli_epi16::<6>(code))),
+        word(codes.map(|code| _mm256_slli_epi16::<5>(code))),
+    ];
+    let mut exponents = [0; CHUNK];
+    for (half, (exponent, other)) in halves.into_iter().enumerate() {
+        store(&mut exponents.as_chunks_mut().0[half], exponent);
+        store(&mut low.as_chunks_mut().0[half], other);
+    }
+    let codes = Codes { base, words };
+    portable::pick(codes, &exponents, escapes);
+    codes
+}
+
+/// Decodes 64 scalars.
+#[target_feature(enable = "avx2,popcnt")]
+fn decode_chunk(codes: Codes, low: &Bytes, escapes: &Bytes, out: &mut Scalars) {
+    let expanded = expand(escapes, codes.escapes());
+    let (low, _) = low.as_chunks();
+    for (half, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+        let bits = |k: usize| bytes((codes.words[k] >> (32 * half)) as u32);
+        let [b0, b1, b2] = [bits(0), bits(1), bits(2)];
+        // Subtracting all ones adds one.
+        let even = _mm256_sub_epi8(_mm256_set1_epi8(codes.base as i8), b0);
+        let odd = _mm256_and_si256(b1, _mm256_set1_epi8(2));
+        let upper = _mm256_and_si256(b2, _mm256_set1_epi8(4));
+        let exponent = _mm256_add_epi8(even, _mm256_or_si256(odd, upper));
+        let escaped = _mm256_and_si256(_mm256_and_si256(b0, b1), b2);
+        let exponent = _mm256_blendv_epi8(exponent, expanded[half], escaped);
+        join(exponent, load(&low[half]), out);
     }
 }
 
-/// See [`crate::portable::decode`].
-#[target_feature(enable = "avx2,popcnt")]
-pub(crate) fn decode(encoded: &Encoded, out: &mut [[u8; 2 * CHUNK]]) -> Option<()> {
-    let table = _mm256_set1_epi64x(i64::from_le_bytes(encoded.table()));
-    let mut next = 0;
-    for ((low, codes), out) in encoded.low.iter().zip(encoded.codes).zip(out) {
-        let words = words(codes);
-        let places = words[0] & words[1] & words[2];
-        let window = encoded.window(next);
-        next += places.count_ones() as usize;
-        if next > encoded.budget {
-            return None;
-        }
-        let expanded = expand(window, places);
-        let (low, _) = low.as_chunks::<32>();
-        let (out, _) = out.as_chunks_mut::<64>();
-        for half in 0..2 {
-            let bit = |k: usize| bytes((words[k] >> (32 * half)) as u32, 1 << k);
-            let code = _mm256_or_si256(_mm256_or_si256(bit(0), bit(1)), bit(2));
-            let exponent = _mm256_shuffle_epi8(table, code);
-            join(_mm256_or_si256(exponent, expanded[half]), load(&low[half]), &mut out[half]);
-        }
-    }
-    Some(())
+/// Returns the largest byte.
+#[target_feature(enable = "avx2")]
+pub(super) fn largest(bytes: __m256i) -> u8 {
+    let x = _mm_max_epu8(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
+    let x = _mm_max_epu8(x, _mm_srli_epi16::<8>(x));
+    // The least word is what the instruction finds; the lower bytes of the words have the maxima.
+    let least =
+        _mm_minpos_epu16(_mm_or_si128(_mm_xor_si128(x, _mm_set1_epi8(-1)), _mm_set1_epi16(-256)));
+    !_mm_cvtsi128_si32(least) as u8
+}
+
+/// Returns the uppermost bit of each byte.
+#[target_feature(enable = "avx2")]
+fn upper(bytes: __m256i) -> u32 {
+    _mm256_movemask_epi8(bytes) as u32
+}
+
+#[target_feature(enable = "avx2")]
+fn word(halves: [__m256i; 2]) -> u64 {
+    u64::from(upper(halves[0])) | u64::from(upper(halves[1])) << 32
 }
 
 /// Returns the exponents of 32 scalars, and their other bits.
@@ -126,24 +146,23 @@ fn select_sign(bit: __m256i, rest: __m256i) -> __m256i {
     _mm256_or_si256(_mm256_and_si256(sign, bit), _mm256_andnot_si256(sign, rest))
 }
 
-/// Returns `value` in each byte whose bit is set, zero in the others.
+/// Returns all ones in each byte whose bit is set, zero in the others.
 #[target_feature(enable = "avx2")]
-fn bytes(bits: u32, value: i8) -> __m256i {
-    let spread =
-        _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+fn bytes(bits: u32) -> __m256i {
+    let ones = 0x0101_0101_0101_0101;
+    let spread = _mm256_setr_epi64x(0, ones, 2 * ones, 3 * ones);
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let byte = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), spread);
-    let set = _mm256_cmpeq_epi8(_mm256_and_si256(byte, bit), bit);
-    _mm256_and_si256(set, _mm256_set1_epi8(value))
+    _mm256_cmpeq_epi8(_mm256_and_si256(byte, bit), bit)
 }
 
-/// Returns the next escapes at their places among 64 scalars, and zero everywhere else.
+/// Returns the escapes at their places among 64 scalars.
 #[target_feature(enable = "avx2,popcnt")]
-fn expand(window: &[u8; 64], places: u64) -> [__m256i; 2] {
+fn expand(escapes: &Bytes, places: u64) -> [__m256i; 2] {
     let mut expanded = [[0u8; 8]; 8];
     let mut next = 0;
     for (places, to) in places.to_le_bytes().into_iter().zip(&mut expanded) {
-        let these: [u8; 8] = window[next..next + 8].try_into().expect("eight");
+        let these: [u8; 8] = escapes[next..next + 8].try_into().expect("eight");
         let these = _mm_cvtsi64_si128(i64::from_le_bytes(these));
         let order = _mm_cvtsi64_si128(i64::from_le_bytes(EXPAND[usize::from(places)]));
         *to = _mm_cvtsi128_si64(_mm_shuffle_epi8(these, order)).to_le_bytes();

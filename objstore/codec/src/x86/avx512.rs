@@ -2,71 +2,71 @@
 
 use std::arch::x86_64::*;
 
+use super::avx2;
 use crate::{
-    CHUNK,
-    encoded::{Encoded, Room, codes, words},
-    table::Table,
+    Damaged, DoesNotFit, ESCAPE,
+    encoded::{self, Bytes, Codes, Scalars},
+    portable,
 };
 
-/// See [`crate::portable::encode`].
+/// Does [`crate::encode`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
-pub(crate) fn encode(table: &Table, raw: &[[u8; 2 * CHUNK]], room: Room) {
-    let even = load(&std::array::from_fn(|i| 2 * i as u8));
-    let mut next = 0;
-    for ((raw, low), to) in raw.iter().zip(room.low).zip(room.codes) {
-        let (halves, _) = raw.as_chunks();
-        let (a, b) = (load(&halves[0]), load(&halves[1]));
-        let pack = |a, b| _mm512_permutex2var_epi8(a, even, b);
-        let exponent = pack(_mm512_srli_epi16::<7>(a), _mm512_srli_epi16::<7>(b));
-        let upper = pack(_mm512_srli_epi16::<8>(a), _mm512_srli_epi16::<8>(b));
-        store(low, select_sign(upper, pack(a, b)));
-        let found = table.exponents.map(|exponent_of_code| {
-            _mm512_cmpeq_epi8_mask(exponent, _mm512_set1_epi8(exponent_of_code as i8))
-        });
-        let places = !found.into_iter().fold(0, |all, found| all | found);
-        let words = [
-            found[1] | found[3] | found[5] | places,
-            found[2] | found[3] | found[6] | places,
-            found[4] | found[5] | found[6] | places,
-        ];
-        let mut these = [0; CHUNK];
-        store(&mut these, _mm512_maskz_compress_epi8(places, exponent));
-        let count = places.count_ones() as usize;
-        room.escapes[next..next + count].copy_from_slice(&these[..count]);
-        next += count;
-        *to = codes(words);
-    }
+pub(crate) fn encode(raw: &[u8], out: &mut [u8]) -> Result<(), DoesNotFit> {
+    encoded::encode(raw, out, |raw, low, escapes| encode_chunk(raw, low, escapes))
 }
 
-/// See [`crate::portable::decode`].
+/// Does [`crate::decode`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
-pub(crate) fn decode(encoded: &Encoded, out: &mut [[u8; 2 * CHUNK]]) -> Option<()> {
-    let table = _mm512_set1_epi64(i64::from_le_bytes(encoded.table()));
-    // Byte i of the lower (even) or upper (odd) bytes, which are 64 and more here.
-    let order = |from: usize| load(&std::array::from_fn(|i| (from + i / 2 + 64 * (i % 2)) as u8));
-    let orders = [order(0), order(32)];
-    let mut next = 0;
-    for ((low, codes), out) in encoded.low.iter().zip(encoded.codes).zip(out) {
-        let words = words(codes);
-        let places = words[0] & words[1] & words[2];
-        let window = encoded.window(next);
-        next += places.count_ones() as usize;
-        if next > encoded.budget {
-            return None;
-        }
-        let mut code = _mm512_maskz_set1_epi8(words[0], 1);
-        code = _mm512_mask_add_epi8(code, words[1], code, _mm512_set1_epi8(2));
-        code = _mm512_mask_add_epi8(code, words[2], code, _mm512_set1_epi8(4));
-        let exponent = _mm512_shuffle_epi8(table, code);
-        let exponent = _mm512_mask_expand_epi8(exponent, places, load(window));
-        let low = load(low);
-        let upper = select_sign(low, _mm512_srli_epi16::<1>(exponent));
-        let lower = select_sign(_mm512_slli_epi16::<7>(exponent), low);
-        for (order, out) in orders.iter().zip(out.as_chunks_mut().0) {
-            store(out, _mm512_permutex2var_epi8(lower, *order, upper));
-        }
+pub(crate) fn decode(encoded: &[u8], out: &mut [u8]) -> Result<(), Damaged> {
+    encoded::decode(encoded, out, |codes, low, escapes, out| {
+        decode_chunk(codes, low, escapes, out);
+    })
+}
+
+/// Encodes 64 scalars.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
+fn encode_chunk(raw: &Scalars, low: &mut Bytes, escapes: &mut Bytes) -> Codes {
+    let (halves, _) = raw.as_chunks();
+    let (a, b) = (load(&halves[0]), load(&halves[1]));
+    let even = load(&std::array::from_fn(|i| 2 * i as u8));
+    let pack = |a, b| _mm512_permutex2var_epi8(a, even, b);
+    let exponent = pack(_mm512_srli_epi16::<7>(a), _mm512_srli_epi16::<7>(b));
+    let upper = pack(_mm512_srli_epi16::<8>(a), _mm512_srli_epi16::<8>(b));
+    let code = |base| {
+        let above = _mm512_sub_epi8(exponent, _mm512_set1_epi8(base as i8));
+        _mm512_min_epu8(above, _mm512_set1_epi8(ESCAPE as i8))
+    };
+    let escape = _mm512_set1_epi8(ESCAPE as i8);
+    let halves = (_mm512_castsi512_si256(exponent), _mm512_extracti64x4_epi64::<1>(exponent));
+    let base = portable::base(avx2::largest(_mm256_max_epu8(halves.0, halves.1)), |base| {
+        _mm512_cmplt_epu8_mask(code(base), escape).count_ones() as u8
+    });
+    let code = code(base);
+    let words = [1, 2, 4].map(|bit| _mm512_test_epi8_mask(code, _mm512_set1_epi8(bit)));
+    let codes = Codes { base, words };
+    store(low, select_sign(upper, pack(a, b)));
+    store(escapes, _mm512_maskz_compress_epi8(codes.escapes(), exponent));
+    codes
+}
+
+/// Decodes 64 scalars.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
+fn decode_chunk(codes: Codes, low: &Bytes, escapes: &Bytes, out: &mut Scalars) {
+    let [b0, b1, b2] = codes.words;
+    let mut exponent = _mm512_set1_epi8(codes.base as i8);
+    for (word, value) in [(b0, 1), (b1, 2), (b2, 4)] {
+        exponent = _mm512_mask_add_epi8(exponent, word, exponent, _mm512_set1_epi8(value));
     }
-    Some(())
+    let places = codes.escapes();
+    let exponent = _mm512_mask_expand_epi8(exponent, places, load(escapes));
+    let low = load(low);
+    let upper = select_sign(low, _mm512_srli_epi16::<1>(exponent));
+    let lower = select_sign(_mm512_slli_epi16::<7>(exponent), low);
+    for (half, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+        // A lower and an upper byte in turn; those of the second register are 64 and more.
+        let order = load(&std::array::from_fn(|i| (32 * half + i / 2 + 64 * (i % 2)) as u8));
+        store(out, _mm512_permutex2var_epi8(lower, order, upper));
+    }
 }
 
 /// Returns bit 7 of each byte of `bit`, and the other bits of `rest`.
