@@ -159,17 +159,15 @@ fn bytes(bits: u32) -> __m256i {
 /// Returns the escapes at their places among 64 scalars.
 #[target_feature(enable = "avx2,popcnt")]
 fn expand(escapes: &Bytes, places: u64) -> [__m256i; 2] {
-    let mut expanded = [[0u8; 8]; 8];
-    let mut next = 0;
-    for (places, to) in places.to_le_bytes().into_iter().zip(&mut expanded) {
-        let these: [u8; 8] = escapes[next..next + 8].try_into().expect("eight");
-        let these = _mm_cvtsi64_si128(i64::from_le_bytes(these));
-        let order = _mm_cvtsi64_si128(i64::from_le_bytes(EXPAND[usize::from(places)]));
-        *to = _mm_cvtsi128_si64(_mm_shuffle_epi8(these, order)).to_le_bytes();
-        next += places.count_ones() as usize;
-    }
-    let (halves, _) = expanded.as_flattened().as_chunks();
-    [load(&halves[0]), load(&halves[1])]
+    let eight = |i: usize| {
+        let before = (places & ((1 << (8 * i)) - 1)).count_ones() as usize;
+        let these = escapes[before..].first_chunk().expect("at most 56 are before them");
+        let order = &EXPAND[usize::from((places >> (8 * i)) as u8)];
+        let load = |bytes: &[u8; 8]| _mm_cvtsi64_si128(i64::from_le_bytes(*bytes));
+        _mm_shuffle_epi8(load(these), load(order))
+    };
+    let pair = |i| _mm_unpacklo_epi64(eight(i), eight(i + 1));
+    [0, 4].map(|i| _mm256_set_m128i(pair(i + 2), pair(i)))
 }
 
 #[target_feature(enable = "avx2")]
