@@ -11,8 +11,8 @@ use crate::step::Step;
 
 /// Packages whose tests run.
 const PACKAGES: &str = "nvme-spec nvme-pci nvme-driver nvme-emu gio-uring gio-kernels kv-catalog \
-    kv-schedule kv-tier kv-swarm objstore ripieno-stack ripieno-serve ripieno-c ripieno-candle \
-    ripieno-tests";
+    kv-schedule kv-tier kv-swarm kv-codec objstore ripieno-stack ripieno-serve ripieno-c \
+    ripieno-candle ripieno-tests";
 /// Files whose lines are not counted, besides those of tests.
 const OTHERS: &str = "/(bench|kernels|python|tools|xtask)/";
 
