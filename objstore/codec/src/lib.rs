@@ -17,14 +17,14 @@
 //!
 //! | bytes | content |
 //! |---|---|
-//! | `m - n * 89 / 64` | exponents of the escapes, a byte each, in the order of the scalars; then 0 |
+//! | `m - n * 89 / 64` | escapes: exponents, a byte each, in the order of the scalars; then 0 |
 //! | `n / 64` | bases: for each 64 scalars the exponent of code 0 |
 //! | `n` | the low byte of each scalar, with its sign (bit 15) in the place of bit 7 |
-//! | `n * 3 / 8` | codes: for each 64 scalars three words of 64 bits, little-endian; bit `i` of word `k` is bit `k` of the code of scalar `i` |
+//! | `n * 3 / 8` | codes: for each 64 scalars three words of 64 bits, little-endian |
 //!
-//! Bits 7 to 14 of a scalar are its exponent: base plus code, modulo 256, or for code 7 the next of
-//! the escapes. The number of escapes before a scalar is a count of bits, which a warp has with two
-//! instructions.
+//! Bit `i` of word `k` is bit `k` of the code of scalar `i`. Bits 7 to 14 of a scalar are its
+//! exponent: base plus code, modulo 256, or for code 7 the next of the escapes. The number of
+//! escapes before a scalar is a count of bits, which a warp has with two instructions.
 //!
 //! [`encode`] takes as base the one of eight that the most of the 64 exponents are close to, the
 //! highest of several: from 6 to 13 below the largest exponent, and 0 instead of less than that. So

@@ -61,8 +61,8 @@ fn objects() -> impl Strategy<Value = (Vec<u16>, usize)> {
 }
 
 proptest! {
-    /// What fits is restored by all instruction sets, which write the same bytes, those of the
-    /// documentation. What does not fit has too many escapes.
+    /// All instruction sets restore an object that fits, and write the same bytes, those of the
+    /// documentation. One that does not fit has too many escapes.
     #[test]
     fn every_object_is_restored((scalars, more) in objects()) {
         let raw = bytes(&scalars);
@@ -99,8 +99,8 @@ struct Damage {
     escapes: Option<(u8, u8)>,
 }
 
-/// Whatever the bytes are, all instruction sets say the same of them and write the same, and none
-/// writes elsewhere. What they return as decoded is what the documentation says of these bytes.
+/// All instruction sets say the same of any bytes and write the same, and none writes elsewhere.
+/// Decoded bytes are those that the documentation says.
 #[test]
 fn damaged() {
     check!(name = "damaged").with_type::<Damage>().with_iterations(2000).for_each(|damage| {

@@ -1,7 +1,6 @@
 //! Both directions with AVX2, and with AVX-512.
 //!
 //! Loads and stores of vectors take arrays of their size, so that no address is computed here.
-#![allow(unsafe_code, reason = "loads and stores of vectors take addresses")]
 
 pub(crate) mod avx2;
 pub(crate) mod avx512;

@@ -1,4 +1,5 @@
 //! AVX2: twice 32 scalars.
+#![allow(unsafe_code, reason = "loads and stores of vectors take addresses")]
 
 use std::arch::x86_64::*;
 

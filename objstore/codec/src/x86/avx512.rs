@@ -1,4 +1,5 @@
 //! AVX-512 with VBMI2 (Ice Lake, Zen 4): 64 scalars at a time, a mask register for each word.
+#![allow(unsafe_code, reason = "loads and stores of vectors take addresses")]
 
 use std::arch::x86_64::*;
 
