@@ -79,6 +79,7 @@ proptest! {
             }
             prop_assert_eq!(result, Ok(()));
             prop_assert_eq!(&model(&encoded, scalars.len()), &scalars, "{:?}", isa);
+            prop_assert!(encoded[escapes..budget].iter().all(|&byte| byte == 0), "{:?}", isa);
             let mut out = vec![0x5a; raw.len()];
             isa.decode(&encoded, &mut out).unwrap();
             prop_assert_eq!(&out, &raw, "{:?}", isa);
@@ -148,7 +149,7 @@ fn check_damaged(encoded: &[u8], scalars: usize) {
     }
 }
 
-/// As many escapes as there is room for, in the last scalars, and one more.
+/// As many escapes as there is room for, and one more.
 #[test]
 fn all_room_is_used() {
     for (escapes, fits) in [(70, true), (71, false)] {
@@ -161,7 +162,15 @@ fn all_room_is_used() {
             let result = isa.encode(&bytes(&scalars), &mut encoded);
             let expected = if fits { Ok(()) } else { Err(DoesNotFit { escapes, budget: 70 }) };
             assert_eq!(result, expected, "{isa:?}");
-            assert!(!fits || model(&encoded, 640) == scalars, "{isa:?}");
+            if fits {
+                assert_eq!(model(&encoded, 640), scalars, "{isa:?}");
+                check_damaged(&encoded, 640);
+                // Scalar 63 of the last 64 becomes one escape too many.
+                for byte in [7, 15, 23] {
+                    encoded[960 - 24 + byte] |= 0x80;
+                }
+                check_damaged(&encoded, 640);
+            }
         }
     }
 }
