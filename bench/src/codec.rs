@@ -36,7 +36,7 @@ pub fn run(args: &CodecArgs) -> Result<Report> {
         for isa in Isa::all() {
             let mut measure = |name: &str, aim, ours: fn(&mut Work, Isa)| {
                 // As many bytes in the cache as in memory.
-                let times = (256 << 20) / (objects * args.object);
+                let times = ((256 << 20) / (objects * args.object)).max(1);
                 let speed = |(), took| gib_s((times * objects * args.object) as u64, took);
                 let sides = Sides::measure(args.rounds, |_| {
                     let (done, took) = timed(|| (0..times).for_each(|_| ours(&mut work, isa)));

@@ -47,7 +47,8 @@ impl Isa {
             (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("popcnt"), Kind::Avx2),
             #[cfg(target_arch = "x86_64")]
             (
-                is_x86_feature_detected!("avx512bw")
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vbmi")
                     && is_x86_feature_detected!("avx512vbmi2")
                     && is_x86_feature_detected!("popcnt"),
