@@ -1,6 +1,6 @@
 //! Keys, files, references, pins, eviction and namespaces of one store, for all of its ranks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 mod budget;
 mod drop;
@@ -123,6 +123,8 @@ pub struct Catalog {
     deallocating: Vec<FileId>,
     /// Files for [`Catalog::take_freed`], collected since its first call.
     freed: Option<Vec<FileId>>,
+    /// Files being written whose blocks are not to be committed.
+    unfit: HashSet<FileId>,
 }
 
 impl Catalog {
@@ -149,6 +151,7 @@ impl Catalog {
             recovering: false,
             deallocating: Vec::new(),
             freed: None,
+            unfit: HashSet::new(),
             config,
         }
     }

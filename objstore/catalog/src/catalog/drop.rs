@@ -95,10 +95,12 @@ impl Catalog {
     }
 
     /// Drops a file that could not be read or whose data is corrupt: its key is a miss from now on.
-    /// Does nothing to a file that lookups do not find.
+    /// One that is being written is left out of the commit. Does nothing to others.
     pub fn lost(&mut self, file: FileId) {
         if self.is_stored(file) {
             self.drop_files(&[file]);
+        } else if self.index.is_writing(file) {
+            self.unfit.insert(file);
         }
     }
 

@@ -119,6 +119,11 @@ impl Index {
         entry.state == State::Stored && self.tenants.is_current(entry.space)
     }
 
+    /// Returns true when `file` has a key that lookups do not find yet.
+    pub fn is_writing(&self, file: FileId) -> bool {
+        self.entries.get(file.at()).is_some_and(|entry| entry.state == State::Writing)
+    }
+
     /// Returns the leading `keys` that are stored, by their files.
     pub fn stored_prefix<'a>(
         &'a self,

@@ -59,6 +59,32 @@ fn flush(catalog: &mut Catalog) -> Vec<Vec<u8>> {
 }
 
 #[test]
+fn what_is_lost_while_it_is_written_is_not_committed() {
+    let mut catalog = Catalog::new(config(16, 1));
+    let a = tenant(&mut catalog, b"a");
+    let write = catalog.begin(a, &keys(0..3)).unwrap();
+    catalog.lost(write.positions[1].file);
+    // Another request that waits for the same block.
+    let other = catalog.begin(a, &keys(1..2)).unwrap();
+    assert!(!other.positions[0].own);
+    catalog.written(write.id, 0, &[0; 6]).unwrap();
+    catalog.commit(write.id).unwrap();
+    let is_stored = |catalog: &Catalog| catalog.are_stored(a, &keys(0..3)).unwrap();
+    assert_eq!(is_stored(&catalog), [true, false, true]);
+    catalog.written(other.id, 0, &[]).unwrap();
+    catalog.commit(other.id).unwrap();
+    // Not for good, neither after a write that was given up.
+    let again = catalog.begin(a, &keys(1..2)).unwrap();
+    catalog.lost(again.positions[0].file);
+    catalog.abort(again.id).unwrap();
+    store(&mut catalog, a, &keys(1..2));
+    assert_eq!(is_stored(&catalog), [true; 3]);
+    assert_eq!(catalog.counts().free + catalog.counts().limbo, 13);
+    // A file of no catalog: a store has one for its self-test.
+    catalog.lost(FileId(16));
+}
+
+#[test]
 fn a_restart_finds_what_was_committed() {
     let mut catalog = Catalog::new(config(16, 2));
     let (a, b) = (tenant(&mut catalog, b"a"), tenant(&mut catalog, b"b"));

@@ -216,8 +216,8 @@ impl Catalog {
         Ok(self.report(id, rank, true))
     }
 
-    /// Makes the blocks of a write visible to lookups, except those dropped meanwhile. Returns the
-    /// journal position from which on they survive a crash.
+    /// Makes the blocks of a write visible to lookups, except those dropped or lost meanwhile.
+    /// Returns the journal position from which on they survive a crash.
     ///
     /// # Errors
     /// Returns [`CatalogError::Write`] if the write is unknown; [`CatalogError::Unreported`] or
@@ -243,7 +243,9 @@ impl Catalog {
                     self.use_file(namespace, file, how);
                 }
                 self.let_go(file);
-            } else if self.index.tenants.is_current(self.index.entry(file).space) {
+            } else if !self.unfit.remove(&file)
+                && self.index.tenants.is_current(self.index.entry(file).space)
+            {
                 self.index.store(namespace, file);
                 self.index.tenants.get_mut(namespace).committed += 1;
                 let key = self.index.entry(file).key;
@@ -273,6 +275,7 @@ impl Catalog {
     /// Drops a file of an aborted write. No record names it, so it need not wait for the journal;
     /// but another write may have found its key here and may reference it.
     fn give_up(&mut self, file: FileId) {
+        self.unfit.remove(&file);
         self.index.doom(file);
         if self.index.entry(file).refs == 0 {
             self.index.reset(file);

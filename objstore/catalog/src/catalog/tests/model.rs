@@ -193,9 +193,12 @@ impl Both {
             Step::Lost(file) => {
                 self.catalog.lost(FileId(*file));
                 let lsn = self.catalog.log.last().0;
-                let found = |(_, block): &(_, &Block)| block.file == *file && block.stored;
-                let key = self.model.keys.iter().find(found).map(|(key, _)| *key);
-                key.into_iter().for_each(|key| self.model.drop_key(key, lsn));
+                let found = self.model.keys.iter().find(|(_, block)| block.file == *file);
+                match found.map(|(key, block)| (*key, block.stored)) {
+                    Some((key, true)) => self.model.drop_key(key, lsn),
+                    Some((_, false)) => _ = self.model.unfit.insert(*file),
+                    None => {}
+                }
             }
             Step::Clear(ns) => {
                 self.catalog.clear(self.model.id(*ns)).unwrap();
@@ -395,7 +398,8 @@ impl Both {
             let key = (open.namespace, *key);
             let block = self.model.keys.get_mut(&key);
             let block = block.filter(|block| position.own && block.file == position.file.0);
-            if let Some(block) = block {
+            let unfit = &self.model.unfit;
+            if let Some(block) = block.filter(|block| !unfit.contains(&block.file)) {
                 block.stored = true;
                 lsn += 1;
                 self.model.commits.push((lsn, key, block.content));
@@ -418,6 +422,7 @@ impl Both {
                 self.model.drop_key(key, 0);
             }
             self.model.writing.remove(&file);
+            self.model.unfit.remove(&file);
             self.model.settle(file);
         }
     }

@@ -27,6 +27,8 @@ pub struct Model {
     pub weights: [u32; NAMESPACES as usize],
     /// Files of writes that have not ended.
     pub writing: BTreeSet<u32>,
+    /// Those of them that are not to be committed.
+    pub unfit: BTreeSet<u32>,
     /// Files without a key that are still in use, with the namespace.
     pub doomed: BTreeMap<u32, u32>,
     /// Dropped files, and the record that must be durable before their reuse.
