@@ -6,7 +6,7 @@ use gio_uring::{ExecutorError, IoExecutor, StreamOps};
 use nvme_driver::{Clock, Controller, CopyEngine, Nanos, QueueMemory};
 use nvme_spec::ids::{Lba, Nsid};
 
-use kv_catalog::{KvShape, Namespace, Owner, PolicyKind, StoreId, WriteBudget};
+use kv_catalog::{Codec, KvShape, Namespace, Owner, PolicyKind, StoreId, WriteBudget};
 
 use crate::{device::SharedController, registration::KvPool};
 
@@ -81,6 +81,10 @@ pub struct Format {
     pub part: Part,
     /// Shape of a KV block on each rank.
     pub shape: KvShape,
+    /// Codec of the objects. With any but [`Codec::None`], the KV pool must be in memory of this
+    /// process, and without a GPU; a block that does not fit the codec is not stored, although its
+    /// request succeeds ([`crate::CodecStats::unfit_blocks`]).
+    pub codec: Codec,
     /// Bytes of file data over all devices, padding included; all that fits if `None`.
     pub capacity_bytes: Option<u64>,
     /// Files of a group, a multiple of the device count; chosen by the capacity if `None`.
@@ -102,6 +106,7 @@ impl Format {
             store,
             part: Part::Whole,
             shape,
+            codec: Codec::None,
             capacity_bytes: None,
             group: None,
             namespaces_max: 1024,
@@ -180,6 +185,8 @@ pub struct StoreOptions {
     pub run_bytes: u32,
     /// Layer operations that may be in flight, a power of two.
     pub iocbs: u32,
+    /// Codec that the store must have been formatted with; any if `None`.
+    pub codec: Option<Codec>,
     /// Buffers that the staging memory of a staged pool is cut into. Each layer in flight takes
     /// one, and each request must fit into one: see [`KvPool::staging_bytes`].
     pub staging_buffers: u32,
@@ -250,6 +257,7 @@ impl Default for StoreOptions {
             depth: 256,
             run_bytes: 256 << 10,
             iocbs: 256,
+            codec: None,
             staging_buffers: 4,
             arena_bytes: 16 << 20,
             sms: 1,

@@ -268,8 +268,8 @@ pub use device::{Below, SharedController};
 pub use error::{Failure, RegistrationError, StoreError};
 pub use ids::{JobId, LayerDone, Move, PoolId, Ticket};
 pub use kv_catalog::{
-    BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, DeviceIndex, DurableCatalog, FileId,
-    FormatError, Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace,
+    BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, Codec, DeviceIndex, DurableCatalog,
+    FileId, FormatError, Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace,
     NamespaceId, NamespaceOwner, NewPin, NotDurable, ObjectPlace, Outcome, Owner, PinAnswer,
     PinLimits, PinList, PinStatus, PolicyKind, Reference, ReferenceId, Region, Reported, Row, Seal,
     Slot, StoreId, StoredFile, Usage, Write, WriteBudget, WriteId,
@@ -281,7 +281,9 @@ pub use plane::{
 };
 pub use pool_layout::PoolLayout;
 pub use registration::{InUse, KvPool};
-pub use stats::{DURATION_LIMITS_US, DramStats, Durations, Lookups, PlaneStats, StoreStats, Times};
+pub use stats::{
+    CodecStats, DURATION_LIMITS_US, DramStats, Durations, Lookups, PlaneStats, StoreStats, Times,
+};
 pub use store::{
     Closed, ClusterCopies, Committed, Erased, LoadRequest, Medium, Prefix, RankId, Reservation,
     Salvage, Store, StoreRequest, StoredClusters, Transfer, open_catalog,

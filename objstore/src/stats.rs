@@ -87,6 +87,22 @@ pub struct DramStats {
     pub wasted_bytes: u64,
 }
 
+/// Counts of a codec ([`crate::Format::codec`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct CodecStats {
+    /// Raw bytes that were encoded.
+    pub encoded_bytes: u64,
+    /// Raw bytes that were decoded.
+    pub decoded_bytes: u64,
+    /// Blocks that do not fit, and were not stored.
+    pub unfit_blocks: u64,
+    /// Time to encode layers.
+    pub encodes: Durations,
+    /// Time to decode layers.
+    pub decodes: Durations,
+}
+
 /// Counts since a plane was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -103,6 +119,8 @@ pub struct PlaneStats {
     pub retrieved_bytes: u64,
     /// Counts of the DRAM cache.
     pub dram: DramStats,
+    /// Counts of the codec.
+    pub codec: CodecStats,
     /// Recoveries of the controllers from a timeout or a fault.
     pub recoveries: u64,
     /// Counts of the I/O kernel.

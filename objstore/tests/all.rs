@@ -2,6 +2,7 @@
 
 mod ahead;
 mod clusters;
+mod codec;
 mod dram;
 mod dram_gpu;
 mod durable;

@@ -8,7 +8,9 @@ use crate::stack;
 use std::collections::BTreeSet;
 
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
-use objstore::{BlockId, BlockKey, Layer, LoadRequest, Order, Prefix, StoreError, StoreRequest};
+use objstore::{
+    BlockId, BlockKey, Codec, Layer, LoadRequest, Order, Prefix, StoreError, StoreRequest,
+};
 use rand::{Rng, SeedableRng, rngs::SmallRng, seq::SliceRandom};
 use ripieno_testkit::seeds;
 use stack::{Plan, READ_ERROR, Stack, WRITE_FAULT, keys};
@@ -375,9 +377,13 @@ fn faulty(seed: u64, actions: &[(FaultAction, f64)]) -> FaultPlan {
 
 #[test]
 fn devices_that_report_errors_cost_hits_but_never_bytes() {
-    let plan = Plan::default();
     let mut failures = 0;
     for seed in seeds(20_000, 3) {
+        let mut plan = Plan::default();
+        if seed % 2 == 0 {
+            (plan.lba_bytes, plan.format.codec) = (512, Codec::Exp3);
+            plan.options.dram = 8 * plan.shape.block_bytes();
+        }
         let faults = faulty(seed, &[(READ_ERROR, 0.02), (WRITE_FAULT, 0.02)]);
         failures += run(seed, 150, &plan, Some(faults)).1;
     }
@@ -386,11 +392,15 @@ fn devices_that_report_errors_cost_hits_but_never_bytes() {
 
 #[test]
 fn devices_that_misbehave_cost_time_but_never_bytes() {
-    let mut plan = Plan::default();
-    plan.format.group = Some(4);
-    plan.format.capacity_bytes = Some(24 * plan.shape.block_bytes());
     let mut failures = 0;
     for seed in seeds(30_000, 4) {
+        let mut plan = Plan::default();
+        plan.format.group = Some(4);
+        if seed % 2 == 0 {
+            (plan.lba_bytes, plan.format.codec) = (512, Codec::Exp3);
+        }
+        let stored = plan.format.codec.stored(&plan.shape).unwrap();
+        plan.format.capacity_bytes = Some(24 * stored.block_bytes());
         let late = FaultAction::Delay { ns: 300_000_000 };
         let rare = 0.006;
         let faults = faulty(

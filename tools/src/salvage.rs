@@ -106,7 +106,7 @@ fn rank_superblocks(
         let (name, identity) = (medium.io.name().to_owned(), medium.identity.clone());
         members.push(Member { name, identity, region: medium.region, found });
     }
-    let expected = Expected { store: Some(catalog.store), rank, shape: None };
+    let expected = Expected { store: Some(catalog.store), rank, shape: None, codec: None };
     let set = check_set(&members, &expected);
     set.map_err(|error| Problem::new(format!("--salvage: {error}"), "").into())
 }

@@ -107,7 +107,7 @@ impl Survey {
             }
             return Ok(survey);
         };
-        let expected = Expected { store: None, rank: first.rank, shape: None };
+        let expected = Expected { store: None, rank: first.rank, shape: None, codec: None };
         if members.len() == media.len() {
             match check_set(&members, &expected) {
                 Ok(_) => survey.is_whole_set = true,
@@ -156,7 +156,7 @@ impl Survey {
         }
         let mut catalog = Catalog::new(CatalogConfig {
             files: superblock.layout.files,
-            file_bytes: superblock.layout.shape.block_bytes(),
+            file_bytes: superblock.layout.stored().unwrap_or(superblock.layout.shape).block_bytes(),
             ranks: superblock.ranks,
             words_per_file: superblock.layout.words_per_file,
             namespaces_max: superblock.layout.namespaces_max,

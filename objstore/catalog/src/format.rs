@@ -6,6 +6,7 @@ use nvme_spec::ids::Lba;
 
 use crate::{
     block_io::BlockIo,
+    codec::Codec,
     error::LayoutError,
     ids::DeviceIndex,
     journal,
@@ -48,6 +49,8 @@ pub struct Plan<'a> {
     pub devices: &'a [(DeviceIdentity, Region)],
     /// The shape of a KV block on each rank.
     pub shape: KvShape,
+    /// The codec of the objects.
+    pub codec: Codec,
     /// True when the first device carries the catalog's journal.
     pub catalog: bool,
     /// True when the devices hold objects.
@@ -93,9 +96,11 @@ impl Plan<'_> {
                  without checksums, or with larger objects"
             )));
         }
-        let (files, journal, data) = self.areas(words as u32)?;
+        let stored = self.stored()?;
+        let (files, journal, data) = self.areas(&stored, words as u32)?;
         let layout = StoreLayout {
             shape: self.shape,
+            codec: self.codec,
             files,
             words_per_file: words as u32,
             namespaces_max: self.namespaces_max,
@@ -119,6 +124,7 @@ impl Plan<'_> {
     /// Computes the number of files, the journal area and the data area.
     fn areas(
         &self,
+        stored: &KvShape,
         words: u32,
     ) -> Result<(u32, Option<JournalArea>, Option<DataArea>), FormatError> {
         let cap = self.files_max.unwrap_or(u32::MAX - 1);
@@ -132,7 +138,7 @@ impl Plan<'_> {
             return Ok((files, journal, None));
         }
         self.room_for(HEAD_BYTES)?;
-        let geometry = self.geometry()?;
+        let geometry = self.geometry(stored)?;
         let regions = self.regions_from(HEAD_BYTES);
         let at_most = geometry.files_in(&regions, self.capacity_bytes)?.min(cap);
         // The self-test has one file more than the catalog.
@@ -161,7 +167,36 @@ impl Plan<'_> {
         Ok((files, journal, Some(data)))
     }
 
-    fn geometry(&self) -> Result<Geometry, FormatError> {
+    /// Returns the shape of a block on the devices. Refuses a codec that has no use.
+    fn stored(&self) -> Result<KvShape, FormatError> {
+        let (codec, raw) = (self.codec, self.shape.object_bytes);
+        let Some(stored) = codec.stored(&self.shape) else {
+            return Err(FormatError::Parameters(format!(
+                "codec {codec} is for objects of whole multiples of {} bytes, and they have {raw}; \
+                 give codec none, or another number of tokens a block",
+                kv_codec::RAW_UNIT
+            )));
+        };
+        let lba_bytes = self.lba_bytes();
+        let padded = |bytes: u32| bytes.next_multiple_of(lba_bytes);
+        let bytes = stored.object_bytes;
+        if codec != Codec::None && self.data && padded(bytes) >= padded(raw) {
+            return Err(FormatError::Parameters(format!(
+                "codec {codec} saves nothing: objects of {raw} bytes have {bytes} with it, and \
+                 take {} bytes either way, in LBAs of {lba_bytes}; give codec none, smaller \
+                 LBAs, or more tokens a block",
+                padded(raw)
+            )));
+        }
+        Ok(stored)
+    }
+
+    /// Returns the largest LBA size of the devices.
+    fn lba_bytes(&self) -> u32 {
+        self.devices.iter().map(|(_, region)| 1 << region.lba_shift).max().unwrap_or(1)
+    }
+
+    fn geometry(&self, stored: &KvShape) -> Result<Geometry, FormatError> {
         let mut regions = self.regions_from(HEAD_BYTES);
         let Some(group) = self.group else {
             // The requested capacity decides, not the room beyond it: with groups too large for it,
@@ -171,10 +206,9 @@ impl Plan<'_> {
                 let lbas = asked.map_or(u64::MAX, |bytes| (bytes >> region.lba_shift).max(1));
                 region.lbas = region.lbas.min(lbas);
             }
-            return Ok(Geometry::for_regions(&self.shape, &regions)?);
+            return Ok(Geometry::for_regions(stored, &regions)?);
         };
-        let lba_bytes = regions.iter().map(|region| 1 << region.lba_shift).max().unwrap_or(1);
-        Ok(Geometry::new(&self.shape, regions.len() as u32, group, lba_bytes)?)
+        Ok(Geometry::new(stored, regions.len() as u32, group, self.lba_bytes())?)
     }
 
     /// Returns the remaining regions from this offset on.

@@ -35,6 +35,7 @@
 
 mod block_io;
 mod catalog;
+mod codec;
 mod durable;
 mod error;
 mod file_pool;
@@ -56,6 +57,7 @@ pub use catalog::{
     Outcome, PINS_MAX, PinAnswer, PinLimits, PinList, PinStatus, Position, Reference, ReferenceId,
     Reported, SnapshotCursor, StoredFile, Usage, Write, WriteBudget, WriteId,
 };
+pub use codec::Codec;
 pub use durable::{DurableCatalog, DurableConfig, NotDurable, Seal, Time};
 pub use error::LayoutError;
 pub use format::{Plan, SCRATCH, format_devices};

@@ -11,6 +11,7 @@ mod wire;
 
 use crate::{
     block_io::{BlockError, BlockIo},
+    codec::Codec,
     ids::DeviceIndex,
     layout::{Geometry, Region},
     shape::KvShape,
@@ -145,12 +146,22 @@ impl std::fmt::Display for Half {
 pub struct StoreLayout {
     /// The shape of a KV block on each rank.
     pub shape: KvShape,
+    /// The codec of the objects.
+    pub codec: Codec,
     /// Files.
     pub files: u32,
     /// Checksums of a file, `ranks * rows`; 0 when the store keeps none.
     pub words_per_file: u32,
     /// Maximum number of namespaces.
     pub namespaces_max: u32,
+}
+
+impl StoreLayout {
+    /// Returns the shape of a block on the devices; see [`Codec::stored`].
+    #[must_use]
+    pub fn stored(&self) -> Option<KvShape> {
+        self.codec.stored(&self.shape)
+    }
 }
 
 /// The area of the objects, the same on all devices of a rank.
@@ -358,7 +369,8 @@ impl Superblock {
     pub fn geometry(&self) -> Option<Geometry> {
         let data = self.data?;
         let lba_bytes = self.devices.iter().map(|device| device.lba_bytes).max()?;
-        Geometry::new(&self.layout.shape, self.devices.len() as u32, data.group, lba_bytes).ok()
+        let stored = self.layout.stored()?;
+        Geometry::new(&stored, self.devices.len() as u32, data.group, lba_bytes).ok()
     }
 
     /// Returns the data area as a region of the namespace; `None` without one.

@@ -5,6 +5,7 @@ use kv_catalog::FileId;
 use nvme_spec::nvm::Direction;
 
 use super::{
+    copier::differs,
     job::{Job, LayerState},
     mover::Mover,
     transport::Op,
@@ -42,12 +43,20 @@ impl Mover {
 
     fn complete(&mut self, op: &Op) {
         let Ticket { job, layer } = op.ticket;
-        if let (Some(staging), Some(at)) = (&mut self.copier.staging, op.buffer) {
-            staging.end(at);
-        }
         let job = self.jobs.get_mut(job).expect("it has an operation in flight");
         job.in_flight -= 1;
-        match outcome(op, job, self.setup.shape.object_bytes) {
+        let sizes = (self.setup.shape.object_bytes, self.setup.geometry.object_bytes());
+        let (mut ended, mut damaged) = (outcome(op, job, sizes), Vec::new());
+        if let Some(at) = op.buffer {
+            if ended.is_ok() && job.direction == Direction::Read {
+                damaged = self.copier.decode(&job.copies, layer, at, &*self.clock);
+                if let Some(first) = damaged.first() {
+                    ended = Err(differs(first, layer, damaged.len() as u32));
+                }
+            }
+            self.copier.end_operation(&job.copies, at);
+        }
+        match ended {
             Ok(done) => self.moved(op.ticket, done),
             Err(failure) => {
                 let Failure { file, status, errors, .. } = failure;
@@ -59,7 +68,8 @@ impl Mover {
                 }
                 job.layer(layer).state = LayerState::Ended(Err(failure));
                 job.fail(failure);
-                let lost = lost_files(job, failure);
+                let mut lost = lost_files(job, failure);
+                lost.extend(damaged.iter().map(|entry| entry.file));
                 self.jobs.lost.extend(lost);
             }
         }
@@ -79,9 +89,9 @@ impl Mover {
                     tally.times.moved(job.direction, self.clock.now() - begun);
                 }
                 match job.direction {
-                    Direction::Read if job.is_ahead => copier.read_ahead(done.bytes),
-                    Direction::Read => tally.retrieved_bytes += done.bytes,
-                    Direction::Write => tally.stored_bytes += done.bytes,
+                    Direction::Read if job.is_ahead => copier.read_ahead(done.device_bytes),
+                    Direction::Read => tally.retrieved_bytes += done.device_bytes,
+                    Direction::Write => tally.stored_bytes += done.device_bytes,
                 }
             }
             // The devices may have the right bytes.
@@ -93,8 +103,9 @@ impl Mover {
     }
 }
 
-/// Returns the result of an operation that is over.
-fn outcome(op: &Op, job: &Job, object_bytes: u32) -> Result<LayerDone, Failure> {
+/// Returns the result of an operation that is over. `sizes`: the bytes of an object of the engine,
+/// and on the devices.
+fn outcome(op: &Op, job: &Job, sizes: (u32, u32)) -> Result<LayerDone, Failure> {
     let (layer, direction) = (op.ticket.layer, job.direction);
     let completion = op.completion.expect("it is over");
     let failure = |at: usize, status: IoStatus, errors: u32| {
@@ -113,8 +124,9 @@ fn outcome(op: &Op, job: &Job, object_bytes: u32) -> Result<LayerDone, Failure> 
             return Err(failure(*at as usize, IoStatus::Checksum, differing.len() as u32));
         }
     }
-    let bytes = completion.objects * u64::from(object_bytes);
-    Ok(LayerDone { layer, objects: completion.objects, bytes, device_bytes: bytes })
+    let objects = completion.objects;
+    let [bytes, device_bytes] = <[u32; 2]>::from(sizes).map(|each| objects * u64::from(each));
+    Ok(LayerDone { layer, objects, bytes, device_bytes })
 }
 
 /// Returns the files that a failed layer could not read.

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | bounce buffers | the devices cannot describe the engine's memory | the CPU |
 //! | staging memory | no device reaches the engine's pool, on a GPU | kernels on streams |
+//! | staging memory | the store has a codec | the CPU, which encodes and decodes |
 //! | the DRAM cache | there is one | the CPU, or kernels if the pool is on a GPU |
 //!
 //! The CPU copies at once: before the operation of a layer is issued, or when it has ended. Streams
@@ -11,7 +12,9 @@
 
 mod bounce;
 mod cache;
+mod coder;
 mod copies;
+mod objects;
 mod staging;
 
 use std::{mem, time::Duration};
@@ -19,12 +22,12 @@ use std::{mem, time::Duration};
 use gio_uring::{
     DeviceArray, IoStatus, PoolDesc, PoolHandle, ScatterGather, ScatterGatherOp, Uring, Wait,
 };
-use kv_catalog::{FileId, KvShape, Layer};
+use kv_catalog::{FileId, KvShape, Layer, StoreLayout};
 use kv_tier::Tier;
-use nvme_driver::{Bus, DevicePtr};
+use nvme_driver::{Bus, Clock, DevicePtr};
 use nvme_spec::nvm::Direction;
 
-use self::bounce::Bounce;
+use self::{bounce::Bounce, coder::Coder};
 pub(super) use self::{
     cache::{Cache, RELOAD_COST},
     copies::{Copies, Uploaded},
@@ -37,7 +40,7 @@ use crate::{
     error::{Failure, StoreError},
     ids::{LayerDone, Move, PoolId},
     registration::KvPool,
-    stats::DramStats,
+    stats::{CodecStats, DramStats},
 };
 
 /// The memory beside an engine's pool, and what copies from and to it.
@@ -45,6 +48,7 @@ use crate::{
 pub(super) struct Copier {
     shape: KvShape,
     bounce: Option<Bounce>,
+    pub(super) coder: Option<Coder>,
     pub(super) staging: Option<Staging>,
     pub(super) cache: Option<Cache>,
     /// For streams: GPU address of block 0 in each row of the engine's pool.
@@ -64,19 +68,21 @@ pub(super) struct OnStreams {
 }
 
 impl Copier {
-    /// Allocates the DRAM cache of the options.
+    /// Allocates the DRAM cache of the options, and staging memory if the layout has a codec.
     pub(super) fn new(
         bus: &dyn Bus,
-        shape: &KvShape,
+        layout: &StoreLayout,
         pool: &KvPool,
         gpu: Option<&StoreGpu>,
         options: &StoreOptions,
     ) -> Result<Self, StoreError> {
+        let (shape, stored) = (layout.shape, layout.stored().unwrap_or(layout.shape));
         Ok(Self {
-            shape: *shape,
+            shape,
             bounce: Bounce::new(pool),
+            coder: Coder::new(bus, (layout.codec, &shape), pool, gpu.is_some())?,
             staging: None,
-            cache: Cache::new(bus, shape, pool, gpu, options)?,
+            cache: Cache::new(bus, &stored, pool, gpu, options)?,
             rows: None,
             block_stride: pool.block_stride(),
         })
@@ -96,8 +102,13 @@ impl Copier {
             let old = self.staging.take();
             self.staging = Some(Staging::new(ring, pool, &self.shape, desc, buffers, old)?);
         }
+        if let Some(coder) = &mut self.coder {
+            coder.register(ring, desc, checksums)?;
+        }
         if let Some(cache) = &mut self.cache {
             cache.is_checked = checksums;
+            // The I/O kernel has no checksums of encoded objects.
+            let checksums = checksums && self.coder.is_none();
             cache.target = Some(ring.register_pool(&cache.own.describe(desc, checksums))?);
         }
         if self.staging.is_some() || self.cache.as_ref().is_some_and(|cache| cache.cpu.is_none()) {
@@ -109,7 +120,7 @@ impl Copier {
     /// Leaks memory that a stream may still use.
     pub(super) fn leak(&mut self) {
         let cache = self.cache.as_ref().map(|cache| cache.own.clone());
-        mem::forget((self.staging.take(), self.rows.take(), cache));
+        mem::forget((self.staging.take(), self.coder.take(), self.rows.take(), cache));
     }
 
     /// Returns true if the pool has bounce buffers.
@@ -117,19 +128,34 @@ impl Copier {
         self.bounce.is_some()
     }
 
-    /// Returns true if the CPU copies from and to the DRAM cache: a layer cannot wait for an event.
-    pub(super) fn copies_at_once(&self) -> bool {
-        self.cache.as_ref().is_some_and(|cache| cache.cpu.is_some())
+    /// Returns the option for which the CPU copies at once, if there is one: a layer cannot wait
+    /// for an event.
+    pub(super) fn copies_at_once(&self) -> Option<&'static str> {
+        let cached = self.cache.as_ref().filter(|cache| cache.cpu.is_some()).map(|_| "dram");
+        self.coder.as_ref().map(|_| "codec").or(cached)
     }
 
-    /// Returns true if there is a free staging buffer, or none is needed.
-    pub(super) fn has_room(&self) -> bool {
+    /// Returns true if operations name blocks by their position in the request.
+    pub(super) fn is_staged(&self) -> bool {
+        self.staging.is_some() || self.coder.is_some()
+    }
+
+    /// Returns the most blocks of an operation, if there is a limit.
+    pub(super) fn slots(&self) -> Option<u32> {
+        let coder = self.coder.as_ref().map(Coder::slots);
+        coder.or(self.staging.as_ref().map(Staging::slots))
+    }
+
+    /// Returns true if there is staging memory for so many blocks, or none is needed.
+    pub(super) fn has_room(&self, blocks: usize) -> bool {
         self.staging.as_ref().is_none_or(|staging| staging.free().is_some())
+            && self.coder.as_ref().is_none_or(|coder| coder.free(blocks).is_some())
     }
 
-    /// Adds a pool of another engine. Returns false if the DRAM cache is out of its reach.
+    /// Adds a pool of another engine. Returns false if it is out of reach of whoever copies.
     pub(super) fn add_pool(&mut self, id: PoolId, pool: &KvPool) -> bool {
-        let Some(cache) = &mut self.cache else { return true };
+        let is_reached = self.coder.as_mut().is_none_or(|coder| coder.add_pool(id, pool));
+        let Some(cache) = self.cache.as_mut().filter(|_| is_reached) else { return is_reached };
         cache.cpu.as_mut().is_some_and(|cpu| cpu.add_pool(id, pool))
     }
 
@@ -138,13 +164,17 @@ impl Copier {
         if let Some(cpu) = self.cache.as_mut().and_then(|cache| cache.cpu.as_mut()) {
             cpu.remove_pool(id);
         }
+        if let Some(coder) = &mut self.coder {
+            coder.remove_pool(id);
+        }
     }
 
     /// Returns a buffer of staging memory, or otherwise the DRAM cache, for operations of the ring.
     pub(super) fn target(&self, buffer: Option<usize>) -> Option<&PoolHandle> {
-        match buffer {
-            Some(at) => Some(self.staging.as_ref()?.pool(at)),
-            None => self.cache.as_ref()?.target.as_ref(),
+        match (buffer, &self.coder) {
+            (Some(at), Some(coder)) => coder.pool(at),
+            (Some(at), None) => Some(self.staging.as_ref()?.pool(at)),
+            (None, _) => self.cache.as_ref()?.target.as_ref(),
         }
     }
 
@@ -155,6 +185,57 @@ impl Copier {
 
     pub(super) fn stats(&self) -> DramStats {
         self.cache.as_ref().map(Cache::stats).unwrap_or_default()
+    }
+
+    pub(super) fn codec_stats(&self) -> CodecStats {
+        self.coder.as_ref().map(|coder| coder.counts).unwrap_or_default()
+    }
+
+    /// Takes staging memory for a layer of encoded objects, and encodes what is stored. Returns it,
+    /// and the files whose blocks do not fit. `None` without a codec, or room.
+    pub(super) fn encode(
+        &mut self,
+        copies: &mut Copies,
+        (direction, layer): (Direction, Layer),
+        clock: &dyn Clock,
+    ) -> Option<(usize, Vec<FileId>)> {
+        let Self { coder, cache, .. } = self;
+        let (coder, blocks) = (coder.as_mut()?, copies.through.len());
+        let at = coder.free(blocks)?;
+        coder.use_units(at, blocks, true);
+        if direction == Direction::Read {
+            return Some((at, Vec::new()));
+        }
+        let (cpu, since) = (cache.as_mut().and_then(|cache| cache.cpu.as_mut()), clock.now());
+        let unfit = coder.encode(copies, layer, at, cpu);
+        coder.counts.encodes.add(clock.now() - since);
+        Some((at, unfit))
+    }
+
+    /// Decodes a layer that was read. Returns the blocks that are not what was stored.
+    pub(super) fn decode(
+        &mut self,
+        copies: &Copies,
+        layer: Layer,
+        at: usize,
+        clock: &dyn Clock,
+    ) -> Vec<Move> {
+        let Self { coder, cache, .. } = self;
+        let Some(coder) = coder else { return Vec::new() };
+        let (cpu, since) = (cache.as_mut().and_then(|cache| cache.cpu.as_mut()), clock.now());
+        let damaged = coder.decode(copies, layer, at, cpu);
+        coder.counts.decodes.add(clock.now() - since);
+        damaged
+    }
+
+    /// Releases the staging memory of an operation that has ended.
+    pub(super) fn end_operation(&mut self, copies: &Copies, at: usize) {
+        if let Some(coder) = &mut self.coder {
+            coder.use_units(at, copies.through.len(), false);
+        }
+        if let Some(staging) = &mut self.staging {
+            staging.end(at);
+        }
     }
 
     /// Counts bytes that were read ahead.
@@ -220,15 +301,21 @@ impl Copier {
             return Ok(());
         };
         let Some(cpu) = &mut cache.cpu else { return Ok(()) };
-        cpu.serve(copies, &self.shape, layer).map_or(Ok(()), |entry| {
+        let differing = match &mut self.coder {
+            Some(coder) => coder.serve(&cpu.own, copies, layer),
+            None => cpu.serve(copies, &self.shape, layer),
+        };
+        differing.map_or(Ok(()), |entry| {
             cache.tier.remove(entry.file);
-            Err(differs(&entry, layer))
+            Err(differs(&entry, layer, 1))
         })
     }
 
-    /// Has the CPU copy a layer to the cache that was read or is being written.
+    /// Has the CPU copy a layer to the cache that was read or is being written. Encoded objects are
+    /// there already.
     pub(super) fn fill(&mut self, copies: &Copies, layer: Layer) {
-        if let Some(cpu) = self.cache.as_mut().and_then(|cache| cache.cpu.as_mut()) {
+        let cache = self.cache.as_mut().filter(|_| self.coder.is_none());
+        if let Some(cpu) = cache.and_then(|cache| cache.cpu.as_mut()) {
             cpu.fill(copies, &self.shape, layer);
         }
     }
@@ -250,13 +337,12 @@ impl Copier {
             let differing = copies.hits.differing();
             differing.iter().for_each(|entry| cache.tier.remove(entry.file));
             if let Some(entry) = differing.first() {
-                return Err(differs(entry, layer));
+                return Err(differs(entry, layer, 1));
             }
             let served = copies.hits().len() as u64 * u64::from(self.shape.segments);
-            let served_bytes = served * u64::from(self.shape.object_bytes);
-            cache.retrieved_bytes += served_bytes;
+            cache.retrieved_bytes += served * u64::from(cache.own.object_bytes());
             objects += served;
-            bytes += served_bytes;
+            bytes += served * u64::from(self.shape.object_bytes);
         }
         if let (Some(bounce), Direction::Read) = (&self.bounce, direction) {
             bounce.copy(&copies.through, direction, &self.shape, layer);
@@ -334,8 +420,8 @@ impl Copier {
 }
 
 /// Returns the failure of a block whose bytes do not match its checksums.
-fn differs(entry: &Move, layer: Layer) -> Failure {
+pub(super) fn differs(entry: &Move, layer: Layer, errors: u32) -> Failure {
     let (direction, status) = (Direction::Read, IoStatus::Checksum);
     let Move { file, position, .. } = *entry;
-    Failure { direction, layer, position, file, status, errors: 1 }
+    Failure { direction, layer, position, file, status, errors }
 }

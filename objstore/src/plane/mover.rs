@@ -163,6 +163,7 @@ impl Mover {
             stored_bytes,
             retrieved_bytes,
             dram: self.copier.stats(),
+            codec: self.copier.codec_stats(),
             recoveries: self.transport.recoveries,
             ring: self.transport.ring()?.counters(),
             layers_in_flight: self.transport.in_flight() as u32,
@@ -262,6 +263,9 @@ impl Mover {
         let (layers, now) = (self.setup.shape.layers, self.clock.now());
         let mut job = Job::new(direction, layers, moves, self.recoveries(), now);
         job.copies = copies;
+        if let Some(coder) = &self.copier.coder {
+            coder.prepare(&mut job.copies, direction, &job.moves, expected);
+        }
         if let Err(error) = self.upload(&mut job, expected) {
             self.let_go(&job);
             return Err(error);
@@ -290,9 +294,12 @@ impl Mover {
         }
         let job = self.jobs.remove(id)?;
         let (direction, failure, recoveries) = (job.direction, job.verdict(), job.recoveries);
-        let made = job.checksums.as_ref().filter(|_| direction == Direction::Write);
-        let rows = self.setup.shape.rows();
-        let checksums = made.map(|made| made.values(rows, &job.moves)).unwrap_or_default();
+        let mut checksums = Vec::new();
+        if direction == Direction::Write {
+            let rows = self.setup.shape.rows();
+            let made = job.checksums.as_ref().map(|made| made.values(rows, &job.moves));
+            checksums = made.unwrap_or_else(|| job.copies.through.words.clone());
+        }
         self.let_go(&job);
         Ok(JobDone { job: id, direction, failure, recoveries, flushes: self.flushes, checksums })
     }
@@ -365,7 +372,7 @@ impl Mover {
         let id = self.pools.add(pool.clone(), ring, &desc, checksums)?;
         if !self.copier.add_pool(id, &pool) {
             self.pools.take(id)?;
-            return Err(wrong("the DRAM cache is out of its reach"));
+            return Err(wrong("it is out of reach of whoever copies"));
         }
         Ok(id)
     }
@@ -425,9 +432,9 @@ impl Mover {
                 return Err(StoreError::DuplicateBlock { block });
             }
         }
-        match &self.copier.staging {
-            Some(staging) if moves.len() > staging.slots() as usize => {
-                Err(StoreError::Staging { blocks: moves.len(), slots: staging.slots() })
+        match self.copier.slots() {
+            Some(slots) if moves.len() > slots as usize => {
+                Err(StoreError::Staging { blocks: moves.len(), slots })
             }
             _ => Ok(()),
         }
@@ -442,11 +449,12 @@ impl Mover {
         }
         let devices = self.setup.geometry.devices();
         // Blocks that are read ahead go to the DRAM cache itself.
-        let staged = self.copier.staging.is_some() && !job.is_ahead;
+        let staged = self.copier.is_staged() && !job.is_ahead;
+        let is_coded = self.copier.coder.is_some();
         let rows = self.setup.shape.rows();
         let is_write = job.direction == Direction::Write;
-        let wanted = self.setup.checksums && (is_write || !expected.is_empty());
-        if staged {
+        let wanted = self.setup.checksums && !is_coded && (is_write || !expected.is_empty());
+        if staged && !is_coded {
             let blocks = job.moves.iter().map(|entry| entry.block);
             job.copies.through.uploaded = Some(Uploaded::staged(ring, blocks)?);
         }

@@ -36,7 +36,7 @@ pub(super) fn open(
     let geometry = superblock.geometry().expect("the devices hold data");
     check(&shape, &pool, gpu.as_ref(), &devices, &options)?;
     let bus = devices[0].controller.lock().bus().clone();
-    let mut copier = Copier::new(&*bus, &shape, &pool, gpu.as_ref(), &options)?;
+    let mut copier = Copier::new(&*bus, layout, &pool, gpu.as_ref(), &options)?;
     let mut pools = Pools::new(pool.clone());
     let scratch: Vec<Region> = devices.iter().map(|device| device.scratch).collect();
     let devices = Devices::new(devices, &options, clock.now())?;
@@ -45,6 +45,9 @@ pub(super) fn open(
         route::prove(&devices.all, &scratch, &pool, gpu.as_ref())?;
         let prove = |cache: &Cache| route::prove(&devices.all, &scratch, &cache.own, None);
         copier.cache.as_ref().map_or(Ok(()), prove)?;
+        if let Some(coder) = &copier.coder {
+            route::prove(&devices.all, &scratch, coder.memory(), None)?;
+        }
     }
     let (fua, must_flush) = durability(&options, &devices);
     let placements = placements(&options, &devices);

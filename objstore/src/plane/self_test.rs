@@ -106,9 +106,12 @@ fn test_and_restore(mover: &mut Mover, view: &mut dyn KvView) -> Result<(), Stor
         }
     }
     // Only the engine's transfers are counted.
-    let tally = mover.tally;
+    let (tally, codec) = (mover.tally, mover.copier.codec_stats());
     let tested = test(mover, blocks, view);
     mover.tally = tally;
+    if let Some(coder) = &mut mover.copier.coder {
+        coder.counts = codec;
+    }
     for (block, row, bytes) in kept {
         let restored = view.write(block, row, &bytes).map_err(wrong(shape, row, "put back"));
         // An earlier error takes precedence.
@@ -124,21 +127,22 @@ fn test(
     [first, last]: [BlockId; 2],
     view: &mut dyn KvView,
 ) -> Result<(), StoreError> {
-    let shape = mover.setup.shape;
+    let (shape, is_coded) = (mover.setup.shape, mover.copier.coder.is_some());
     let bytes = shape.object_bytes as usize;
     for row in rows(mover) {
-        view.write(first, row, &pattern(row, bytes)).map_err(wrong(shape, row, "write"))?;
+        view.write(first, row, &pattern(row, bytes, is_coded))
+            .map_err(wrong(shape, row, "write"))?;
     }
     round(mover, Direction::Write, first)?;
     for row in rows(mover) {
-        let inverse: Vec<u8> = pattern(row, bytes).iter().map(|byte| !byte).collect();
+        let inverse: Vec<u8> = pattern(row, bytes, is_coded).iter().map(|byte| !byte).collect();
         view.write(last, row, &inverse).map_err(wrong(shape, row, "write"))?;
     }
     round(mover, Direction::Read, last)?;
     let mut found = vec![0; bytes];
     for row in rows(mover) {
         view.read(last, row, &mut found).map_err(wrong(shape, row, "read"))?;
-        let expected = pattern(row, bytes);
+        let expected = pattern(row, bytes, is_coded);
         if let Some(at) = (0..bytes).find(|at| found[*at] != expected[*at]) {
             let why = format!("{:#04x} came back instead of {:#04x}", found[at], expected[at]);
             return Err(failed(&shape, row, at as u64, why));
@@ -169,10 +173,13 @@ fn round(mover: &mut Mover, direction: Direction, block: BlockId) -> Result<(), 
     mover.end(job).map(|_| ())
 }
 
-/// Returns a row's test object: no two rows are the same, nor two offsets of one within 256.
-fn pattern(row: Row, bytes: usize) -> Vec<u8> {
+/// Returns a row's test object: no two rows are the same, nor two offsets of one within 256. One
+/// that is encoded has scalars of two exponents, and the same is true of their low bytes.
+fn pattern(row: Row, bytes: usize, is_coded: bool) -> Vec<u8> {
     let seed = row.0.wrapping_mul(0x9E37_79B9) | 1;
-    (0..bytes as u32).map(|at| (at ^ (at >> 8).wrapping_mul(seed) ^ (seed >> 16)) as u8).collect()
+    let byte = |at: u32| (at ^ (at >> 8).wrapping_mul(seed) ^ (seed >> 16)) as u8;
+    let fits = |at: u32| if is_coded && at % 2 == 1 { 0x3F } else { byte(at) };
+    (0..bytes as u32).map(fits).collect()
 }
 
 fn wrong(shape: KvShape, row: Row, verb: &'static str) -> impl FnOnce(String) -> StoreError {

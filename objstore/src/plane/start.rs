@@ -57,8 +57,8 @@ impl Mover {
         if self.pacer.is_none() {
             return self.start_now(ticket, order);
         }
-        let shape = &self.setup.shape;
-        let layer_bytes = u64::from(shape.segments) * u64::from(shape.object_bytes);
+        let segments = self.setup.shape.segments;
+        let layer_bytes = u64::from(segments) * u64::from(self.setup.geometry.object_bytes());
         let job = self.check_start(ticket, order)?;
         let bytes = job.moves.len() as u64 * layer_bytes;
         let kind = match (job.direction, job.turn.step) {
@@ -103,18 +103,27 @@ impl Mover {
     /// `order` allows it. O(1) in the number of blocks; nothing is allocated.
     pub(super) fn start_now(&mut self, ticket: Ticket, order: Order<'_>) -> Result<(), StoreError> {
         let layer = ticket.layer;
-        if !self.has_room() {
+        let with_map = self.jobs.get(ticket.job).filter(|job| job.map.is_some());
+        let blocks = with_map.map_or(0, |job| job.moves.len());
+        if !self.has_room(blocks) {
             self.reap()?;
         }
         if self.transport.in_flight() >= self.setup.options.iocbs as usize {
             return Err(StoreError::Busy { in_flight: self.transport.in_flight() as u32 });
         }
         self.check_start(ticket, order)?;
+        let is_coded = self.copier.coder.is_some();
+        if is_coded && !self.copier.has_room(blocks) {
+            return Err(StoreError::StagingBusy { buffers: self.transport.in_flight() as u32 });
+        }
         let job = self.jobs.get_mut(ticket.job)?;
-        let direction = job.direction;
+        let (direction, is_moved) = (job.direction, job.map.is_some());
         let ends = if let Err(failure) = self.copier.start(&job.copies, direction, layer) {
             job.layer(layer).state = LayerState::Ended(Err(failure));
             job.fail(failure);
+            [None, None]
+        } else if is_coded && is_moved {
+            self.start_coded(ticket)?;
             [None, None]
         } else if job.has_tables() {
             self.start_moving(ticket, order)?
@@ -130,6 +139,22 @@ impl Mover {
             job.layer(layer).ends = ends;
         }
         Ok(())
+    }
+
+    /// Starts a layer of encoded objects, of which there is room for all.
+    fn start_coded(&mut self, ticket: Ticket) -> Result<(), StoreError> {
+        let job = self.jobs.get_mut(ticket.job)?;
+        let of = (job.direction, ticket.layer);
+        let encoded = self.copier.encode(&mut job.copies, of, &*self.clock);
+        let (at, unfit) = encoded.ok_or(StoreError::Ended { layer: ticket.layer })?;
+        // Such a file is not committed.
+        self.jobs.lost.extend(unfit);
+        if let Err(error) = self.issue(ticket, None, Some(at)) {
+            let job = self.jobs.get_mut(ticket.job)?;
+            self.copier.end_operation(&job.copies, at);
+            return Err(error);
+        }
+        self.after_completions()
     }
 
     /// Makes work enqueued on `stream` from now on wait for a layer that was started.
@@ -151,19 +176,20 @@ impl Mover {
     }
 
     /// Returns true if an operation can be started without reaping completions first.
-    fn has_room(&self) -> bool {
-        self.copier.has_room() && self.transport.in_flight() < self.setup.options.iocbs as usize
+    fn has_room(&self, blocks: usize) -> bool {
+        self.copier.has_room(blocks)
+            && self.transport.in_flight() < self.setup.options.iocbs as usize
     }
 
     fn check_order(&mut self, order: Order<'_>) -> Result<(), StoreError> {
+        if let (Order::AfterEvent(_), Some(field)) = (order, self.copier.copies_at_once()) {
+            let problem = "with it, no layer can wait for an event; leave it out".to_owned();
+            return Err(StoreError::Config { field, problem });
+        }
         match order {
             Order::Unordered => Ok(()),
             // CPU copies happen immediately, so they cannot wait for a stream or an event.
             _ if self.copier.is_bounced() => Err(StoreError::NoStreams),
-            Order::AfterEvent(_) if self.copier.copies_at_once() => {
-                let problem = "with it, no layer can wait for an event; leave it 0".to_owned();
-                Err(StoreError::Config { field: "dram", problem })
-            }
             Order::AfterEvent(wait) if self.transport.ring()?.owns(&wait.event) => Ok(()),
             Order::AfterEvent(_) => Err(Error::Foreign { what: "event" }.into()),
             Order::AfterStream(_) | Order::InStream(_) => self.transport.streams().map(|_| ()),

@@ -339,7 +339,8 @@ impl Store {
         config: StoreConfig,
         progress: impl FnMut(u64, u64),
     ) -> Result<Self, StoreError> {
-        let expected = Expected { shape: Some(config.shape), ..Expected::default() };
+        let (shape, codec) = (Some(config.shape), config.options.codec);
+        let expected = Expected { shape, codec, ..Expected::default() };
         let claimed = Claimed::take(&config, &expected)?;
         let Claimed { places, superblocks, .. } = &claimed;
         let catalog = durable(&places[0], &superblocks[0], &config.options, progress)?;
@@ -447,6 +448,7 @@ fn plan<'a>(format: &Format, devices: &'a [(DeviceIdentity, Region)]) -> Plan<'a
         ranks,
         devices,
         shape: format.shape,
+        codec: format.codec,
         catalog: !matches!(format.part, Part::Rank { .. }),
         data: !matches!(format.part, Part::Catalog { .. }),
         checksums: format.checksums,

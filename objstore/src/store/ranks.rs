@@ -97,7 +97,8 @@ impl Plane {
     /// place, of another rank or changed; [`StoreError::Config`] if the rank has room for fewer
     /// files than the catalog has; and the errors of [`crate::Store::open`] but those of a journal.
     pub fn open_rank(id: RankId, config: StoreConfig) -> Result<Self, StoreError> {
-        let expected = Expected { store: Some(id.store), rank: id.rank, shape: Some(config.shape) };
+        let (shape, codec) = (Some(config.shape), config.options.codec);
+        let expected = Expected { store: Some(id.store), rank: id.rank, shape, codec };
         let claimed = Claimed::take(&config, &expected)?;
         let Superblock { ranks, layout, .. } = &claimed.superblocks[0];
         if *ranks != id.ranks || layout.files < id.files {

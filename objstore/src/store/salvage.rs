@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kv_catalog::{
     BlockIo, Catalog, CatalogConfig, FileId, Geometry, JournalSalvage, PolicyKind, Row,
-    SnapshotCursor, StoredFile, Superblock, rewrite_journal, salvage_journal,
+    SnapshotCursor, StoreLayout, StoredFile, Superblock, rewrite_journal, salvage_journal,
 };
 
 use super::Medium;
@@ -53,7 +53,7 @@ impl Salvage {
         }
         let mut catalog = Catalog::new(CatalogConfig {
             files: layout.files,
-            file_bytes: layout.shape.block_bytes(),
+            file_bytes: layout.stored().unwrap_or(layout.shape).block_bytes(),
             ranks: superblock.ranks,
             words_per_file: layout.words_per_file,
             namespaces_max: layout.namespaces_max,
@@ -146,10 +146,10 @@ impl Salvage {
                     let io = &mut *media[device as usize].io;
                     let bytes = read_slots(io, offset + slot * slot_bytes, run.len(), slot_bytes);
                     for ((_, file), object) in run.iter().zip(bytes) {
-                        let object = object.get(..geometry.object_bytes() as usize);
                         let at = (rank * geometry.rows() + row.0) as usize;
                         let recorded = self.catalog.checksums(*file)[at];
-                        if object.is_none_or(|object| crc32c::crc32c(object) != recorded) {
+                        let StoreLayout { codec, shape, .. } = &self.superblock.layout;
+                        if codec.checksum(shape, &object) != Some(recorded) {
                             wrong.insert(*file);
                         }
                     }

@@ -20,7 +20,7 @@ pub const FLUSH: u8 = 0;
 pub const FLUSH_FAULT: FaultAction = FaultAction::Status { code: 0x280, dnr: true };
 
 pub struct Shelf {
-    bytes: Vec<MemoryMedia>,
+    pub bytes: Vec<MemoryMedia>,
     pub format: Format,
 }
 

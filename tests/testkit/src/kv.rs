@@ -7,8 +7,8 @@ use nvme_driver::{Clock, DmaSlice, DmaSpace, platform::buffer::Buffer};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, Format, KeyChain, KvPool, KvShape, Layer, Overwrite, Row,
-    StoreId,
+    BlockId, BlockKey, Codec, ExecutorFactory, Format, KeyChain, KvPool, KvShape, Layer, Overwrite,
+    Row, StoreId,
 };
 
 /// Returns the format of test stores, which overwrites anything.
@@ -33,11 +33,27 @@ pub fn blocks(first: u32, count: usize) -> Vec<BlockId> {
     (first..).take(count).map(BlockId).collect()
 }
 
-/// Returns the object of `row` in version `version` of the block with `key`.
+/// Returns the object of `row` in version `version` of the block with `key`: scalars of bf16, most
+/// of them of about the same size, and some much smaller.
 #[must_use]
 pub fn object(key: BlockKey, version: u64, row: Row, bytes: u32) -> Vec<u8> {
     let seed = (key.seed() as u64) ^ version << 40 ^ u64::from(row.0) << 20;
-    crate::pattern(bytes as usize, seed)
+    let mut object = crate::pattern(bytes as usize, seed);
+    for byte in object.iter_mut().skip(1).step_by(2) {
+        *byte = match *byte {
+            small @ 0xF8.. => small & 0x3F,
+            byte => [0x3C, 0x3D, 0xBC, 0xBD][usize::from(byte % 4)],
+        };
+    }
+    object
+}
+
+/// Returns this codec if objects of this size are smaller with it, on LBAs of this size.
+#[must_use]
+pub fn useful(codec: Codec, shape: &KvShape, lba_bytes: u32) -> Codec {
+    let padded = |shape: KvShape| shape.object_bytes.next_multiple_of(lba_bytes);
+    let is_smaller = codec.stored(shape).is_some_and(|stored| padded(stored) < padded(*shape));
+    if is_smaller { codec } else { Codec::None }
 }
 
 /// Returns the I/O kernel on the caller's thread.

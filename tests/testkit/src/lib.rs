@@ -32,7 +32,7 @@ use rand::{RngCore as _, SeedableRng as _, rngs::SmallRng};
 
 pub use drives::{Drives, memory_drives, set_faults};
 pub use forbidden::{is_without_io_uring, without_io_uring};
-pub use kv::{KvMemory, blocks, format, host_executor, inline_executor, keys, object};
+pub use kv::{KvMemory, blocks, format, host_executor, inline_executor, keys, object, useful};
 
 /// Time after which a wait of a test is a hang, on any machine.
 pub const WATCHDOG: Duration = Duration::from_secs(600);

@@ -6,7 +6,7 @@ use nvme_spec::ids::Lba;
 
 use super::*;
 use crate::{
-    BlockKey, Catalog, CatalogError, DeviceIdentity, DurableCatalog, DurableConfig, KvShape,
+    BlockKey, Catalog, CatalogError, Codec, DeviceIdentity, DurableCatalog, DurableConfig, KvShape,
     Namespace, NamespaceId, NotDurable, OnDevice, Plan, PolicyKind, Region, Seal, StoreId,
     Superblock, block_io::simulated::Medium, format_devices,
 };
@@ -35,6 +35,7 @@ fn formatted() -> Medium {
         ranks: 1,
         devices: &[(identity, Region { first: Lba(0), lbas: BYTES >> 9, lba_shift: 9 })],
         shape: KvShape { layers: 1, segments: 1, object_bytes: 512, block_tokens: 16 },
+        codec: Codec::None,
         catalog: true,
         data: false,
         checksums: false,

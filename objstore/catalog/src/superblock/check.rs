@@ -1,7 +1,7 @@
 //! Checks that devices make up a rank of a store.
 
 use super::{DEVICES_MAX, DeviceIdentity, FormatError, OnDevice, State, StoreId, Superblock};
-use crate::{layout::Region, shape::KvShape};
+use crate::{codec::Codec, layout::Region, shape::KvShape};
 
 /// A device and its contents.
 #[derive(Debug, Clone)]
@@ -25,6 +25,8 @@ pub struct Expected {
     pub rank: u32,
     /// The shape of a KV block on this rank; any if `None`.
     pub shape: Option<KvShape>,
+    /// The codec of its objects; any if `None`.
+    pub codec: Option<Codec>,
 }
 
 /// Returns the superblocks of `members` if they are all devices of one rank of one store, in order,
@@ -190,6 +192,13 @@ fn unchanged(member: &Member, superblock: &Superblock) -> Result<(), FormatError
 }
 
 fn shape(superblock: &Superblock, expected: &Expected) -> Result<(), FormatError> {
+    let found = superblock.layout.codec;
+    if let Some(asked) = expected.codec.filter(|asked| *asked != found) {
+        return wrong(format!(
+            "the store was made with codec {found}, and codec {asked} was asked for; leave it out, \
+             or format the store again"
+        ));
+    }
     let Some(asked) = expected.shape else { return Ok(()) };
     let formatted = superblock.layout.shape;
     if formatted != asked {

@@ -34,6 +34,7 @@ fn plan(devices: &[(DeviceIdentity, Region)]) -> Plan<'_> {
         ranks: 1,
         devices,
         shape: SHAPE,
+        codec: Codec::None,
         catalog: true,
         data: true,
         checksums: true,

@@ -12,6 +12,7 @@ use super::{
     SUPERBLOCK_BYTES, State, StoreId, StoreLayout, Superblock,
 };
 use crate::{
+    codec::Codec,
     ids::DeviceIndex,
     layout::Region,
     record::{CHECKSUMS_MAX, NAMESPACE_BYTES_MAX, commit_bytes},
@@ -26,6 +27,8 @@ pub(crate) const GROUP_BYTES_MAX: u64 = 1 << 20;
 
 /// First bytes of a superblock.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"RIPIENO\n";
+/// Feature: the objects have the codec [`Codec::Exp3`].
+const EXP3: u64 = 1;
 const CATALOG: u32 = 1;
 const DATA: u32 = 1 << 1;
 const FORMATTING: u32 = 1;
@@ -114,6 +117,10 @@ impl Superblock {
         let mut fixed = Fixed {
             magic: SUPERBLOCK_MAGIC,
             version: FORMAT_VERSION.into(),
+            incompat: match self.layout.codec {
+                Codec::None => 0.into(),
+                Codec::Exp3 => EXP3.into(),
+            },
             sequence: self.sequence.into(),
             store: self.store.0,
             state: match self.state {
@@ -171,10 +178,11 @@ impl Superblock {
         if fixed.version != FORMAT_VERSION {
             return Err(CopyFault::Version { version: fixed.version.get() });
         }
-        // This version has no incompatible features.
-        if fixed.incompat != 0 {
-            return Err(CopyFault::Features { bits: fixed.incompat.get() });
-        }
+        let codec = match fixed.incompat.get() {
+            0 => Codec::None,
+            EXP3 => Codec::Exp3,
+            bits => return Err(CopyFault::Features { bits: bits & !EXP3 }),
+        };
         let impossible = |field| CopyFault::Impossible { field };
         let devices = fixed.devices.get() as usize;
         let (identities, _) = <[Identity]>::ref_from_prefix_with_elems(rest, devices)
@@ -203,6 +211,7 @@ impl Superblock {
                     object_bytes: fixed.object_bytes.get(),
                     block_tokens: fixed.block_tokens.get(),
                 },
+                codec,
                 files: fixed.files.get(),
                 words_per_file: fixed.words_per_file.get(),
                 namespaces_max: fixed.namespaces_max.get(),
@@ -234,6 +243,7 @@ impl Superblock {
             ("device number", own.is_some_and(|own| u64::from(own.lba_bytes) == lba_bytes)),
             ("rank", rank < ranks),
             ("shape", layout.shape.validate().is_ok()),
+            ("codec", layout.stored().is_some()),
             ("number of files", (1..u32::MAX).contains(&layout.files)),
             ("number of checksums", [0, words].contains(&layout.words_per_file.into())),
             ("number of checksums", layout.words_per_file as usize <= CHECKSUMS_MAX),

@@ -9,7 +9,6 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    ops::Range,
     sync::Arc,
     time::Duration,
 };
@@ -17,10 +16,13 @@ use std::{
 use gio_uring::PoolHandle;
 use kv_catalog::{BlockId, FileId, KvShape, Layer, Row};
 use kv_tier::{Admission, Block, HostBlock, Tier, TierConfig, TierCounts};
-use nvme_driver::{Bus, DmaMemory, DmaSlice, platform::buffer::Buffer};
+use nvme_driver::{Bus, DmaMemory};
 use nvme_spec::nvm::Direction;
 
-use super::copies::{Copies, Pairs};
+use super::{
+    copies::{Copies, Pairs},
+    objects::Objects,
+};
 use crate::{
     config::{DramMode, StoreGpu, StoreOptions},
     data_path::Route,
@@ -34,10 +36,7 @@ use crate::{
 pub(crate) const RELOAD_COST: Duration = Duration::from_millis(1);
 
 /// A copy that was left out would leave other bytes in the cache.
-const LATER: &str = "a pool is removed after its jobs";
-
-/// The smallest page size.
-const PAGE_BYTES: usize = 4 << 10;
+pub(super) const LATER: &str = "a pool is removed after its jobs";
 
 /// The memory, and its index.
 #[derive(Debug)]
@@ -60,55 +59,8 @@ pub(in crate::plane) struct Cache {
 /// The memory that the CPU copies from and to: it reaches all pools.
 #[derive(Debug)]
 pub(super) struct Cpu {
-    own: Objects,
+    pub(super) own: Objects,
     engines: BTreeMap<PoolId, Objects>,
-}
-
-/// The bytes of a pool.
-#[derive(Debug)]
-struct Objects {
-    bytes: Buffer,
-    pool: KvPool,
-}
-
-impl Objects {
-    fn new(pool: &KvPool) -> Option<Self> {
-        let bytes = DmaSlice::whole(pool.memory().clone()).ok().and_then(Buffer::new)?;
-        Some(Self { bytes, pool: pool.clone() })
-    }
-
-    /// Has the system provide all pages now: it takes longer to clear a page than to copy to it,
-    /// and later requests would wait for that.
-    fn touch(&mut self) {
-        for at in (0..self.bytes.len()).step_by(PAGE_BYTES) {
-            self.bytes.write(at, &[0]).expect("it is inside");
-        }
-    }
-
-    /// Copies rows of a block from `at` of another pool. `words` are its checksums, if there are
-    /// any. Returns true if the bytes match them.
-    fn copy_from(
-        &mut self,
-        block: BlockId,
-        (from, at): (&Self, BlockId),
-        mut rows: Range<u32>,
-        words: &[u32],
-    ) -> bool {
-        let bytes = from.pool.object_bytes() as usize;
-        rows.all(|row| {
-            let offset = |pool: &KvPool, block| pool.offset(block, Row(row)).expect("checked");
-            let (to, at) = (offset(&self.pool, block), offset(&from.pool, at));
-            let (expected, mut crc) = (words.get(row as usize), 0);
-            let see = |piece: &[u8]| {
-                if expected.is_some() {
-                    crc = crc32c::crc32c_append(crc, piece);
-                }
-            };
-            let copied = self.bytes.copy_from(to as usize, &from.bytes, at as usize, bytes, see);
-            copied.expect("the pools were checked");
-            expected.is_none_or(|expected| *expected == crc)
-        })
-    }
 }
 
 impl Cpu {

@@ -1,7 +1,9 @@
 //! The table of a job's copies between the engine's blocks and other memory.
 
+use std::collections::HashSet;
+
 use gio_uring::{DeviceArray, Uring};
-use kv_catalog::{BlockId, KvShape};
+use kv_catalog::{BlockId, FileId, KvShape};
 
 use crate::{
     error::StoreError,
@@ -15,7 +17,7 @@ pub(in crate::plane) struct Pairs {
     /// The engine's block, and the block of the other memory.
     pub(super) blocks: Vec<(Move, BlockId)>,
     /// Checksums, `[block][row]`; empty if there are none.
-    pub(super) words: Vec<u32>,
+    pub(in crate::plane) words: Vec<u32>,
     /// The same for kernels on streams, if these copy.
     pub(in crate::plane) uploaded: Option<Uploaded>,
 }
@@ -41,6 +43,10 @@ impl Uploaded {
 }
 
 impl Pairs {
+    pub(super) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
     /// Returns the moves and their checksums, which are empty without any.
     pub(super) fn with_words(
         &self,
@@ -82,12 +88,14 @@ impl Pairs {
 pub(in crate::plane) struct Copies {
     /// The pool of the engine's blocks.
     pub(in crate::plane) pool: PoolId,
-    /// Blocks that go through bounce buffers or staging memory.
+    /// Blocks that go through bounce buffers or staging memory. With a codec, their checksums.
     pub(in crate::plane) through: Pairs,
     /// Blocks that the DRAM cache has, which no device moves.
     pub(super) hits: Pairs,
     /// Blocks for the DRAM cache.
     pub(super) fills: Pairs,
+    /// Files whose blocks do not fit the codec.
+    pub(super) unfit: HashSet<FileId>,
 }
 
 impl Copies {

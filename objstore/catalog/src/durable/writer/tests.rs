@@ -3,8 +3,8 @@
 use std::cell::{Cell, RefCell};
 
 use crate::{
-    BlockError, BlockIo, BlockKey, CatalogConfig, DeviceIdentity, KvShape, NamespaceId, OnDevice,
-    Plan, PolicyKind, Region, StoreId, Superblock, format_devices,
+    BlockError, BlockIo, BlockKey, CatalogConfig, Codec, DeviceIdentity, KvShape, NamespaceId,
+    OnDevice, Plan, PolicyKind, Region, StoreId, Superblock, format_devices,
 };
 use nvme_spec::ids::Lba;
 
@@ -63,6 +63,7 @@ fn formatted(files: u32) -> Bytes {
         ranks: 1,
         devices: &[(identity, Region { first: Lba(0), lbas: BYTES >> 9, lba_shift: 9 })],
         shape: KvShape { layers: 1, segments: 1, object_bytes: 512, block_tokens: 16 },
+        codec: Codec::None,
         catalog: true,
         data: false,
         checksums: false,

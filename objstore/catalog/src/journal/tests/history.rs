@@ -7,6 +7,7 @@ use nvme_spec::ids::Lba;
 use super::model::{FILES, Model, Numbers, WORDS, change};
 use crate::{
     block_io::simulated::Medium,
+    codec::Codec,
     format::{Plan, format_devices},
     journal::{Appended, Journal, JournalError},
     layout::Region,
@@ -53,6 +54,7 @@ fn write(bytes: u64, files: u32, words: u32, change: impl Fn(&mut JournalArea)) 
         ranks: 1,
         devices: &[(identity, region)],
         shape: KvShape { layers: words, segments: 1, object_bytes: 512, block_tokens: 16 },
+        codec: Codec::None,
         catalog: true,
         data: false,
         checksums: true,

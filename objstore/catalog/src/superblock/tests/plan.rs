@@ -59,6 +59,17 @@ proptest! {
 }
 
 #[test]
+fn a_codec_gives_more_files() {
+    let one = [device(0, 512, 64 << 11)];
+    let of = |codec| Plan { codec, ..plan(&one) }.superblocks().unwrap().swap_remove(0);
+    let (raw, encoded) = (of(Codec::None), of(Codec::Exp3));
+    assert_eq!(raw.data.unwrap().slot_bytes, 4096);
+    assert_eq!(encoded.data.unwrap().slot_bytes, 3072);
+    let [raw, encoded] = [raw, encoded].map(|it| it.layout.files);
+    assert!(100 * encoded >= 130 * raw, "{encoded} files instead of {raw}");
+}
+
+#[test]
 fn ten_million_files_of_a_model_take_little_journal() {
     let devices: Vec<_> = (0..4).map(|number| device(number, 4096, 12 << 28)).collect();
     let shape = KvShape { layers: 32, segments: 1, object_bytes: 128 << 10, block_tokens: 16 };
@@ -84,6 +95,15 @@ fn what_cannot_be_planned_is_said() {
     let many = error(Plan { shape, ranks: 2, ..plan(&one) });
     assert!(many.starts_with("131070 checksums a file are more than the 65525"), "{many}");
     assert!(error(Plan { data: false, ..plan(&one) }).contains("give files_max"));
+    let odd = KvShape { object_bytes: 4096 + 64, ..SHAPE };
+    let odd = error(Plan { shape: odd, codec: Codec::Exp3, ..plan(&one) });
+    assert!(odd.contains("whole multiples of 128 bytes, and they have 4160"), "{odd}");
+    let large = [device(0, 4096, 8 << 8)];
+    let useless = error(Plan { codec: Codec::Exp3, ..plan(&large) });
+    assert!(
+        useless.contains("4096 bytes have 3072 with it, and take 4096 bytes either"),
+        "{useless}"
+    );
     let small = [device(0, 512, 100)];
     assert!(error(plan(&small)).contains("serial number S0, namespace 1: its region has 51200"));
     let small = [device(0, 512, 3 << 11)];

@@ -28,7 +28,8 @@ fn check(members: &[Member]) -> String {
 #[test]
 fn a_set_that_was_formatted_together_is_accepted() {
     let members = members(3);
-    let expected = Expected { store: Some(StoreId([7; 16])), rank: 0, shape: Some(SHAPE) };
+    let expected =
+        Expected { store: Some(StoreId([7; 16])), rank: 0, shape: Some(SHAPE), codec: None };
     let superblocks = check_set(&members, &expected).unwrap();
     assert_eq!(superblocks.len(), 3);
     // A device may have grown.
@@ -132,4 +133,13 @@ fn another_model_is_refused_with_both_shapes() {
     assert!(text.contains(formatted) && text.contains(": 3 layers x 2"), "{text}");
     let text = shape(KvShape { block_tokens: 32, ..SHAPE });
     assert!(text.contains(formatted) && text.contains("32 tokens a block; give"), "{text}");
+}
+
+#[test]
+fn another_codec_is_refused_in_words() {
+    let members = members(1);
+    let asked = |codec| Expected { codec, ..Expected::default() };
+    assert!(check_set(&members, &asked(Some(Codec::None))).is_ok());
+    let text = refused(&members, &asked(Some(Codec::Exp3)));
+    assert!(text.contains("made with codec none, and codec exp3 was asked for; leave"), "{text}");
 }

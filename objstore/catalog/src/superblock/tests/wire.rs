@@ -23,6 +23,7 @@ fn superblocks() -> impl Strategy<Value = Superblock> {
                 catalog,
                 data: data || !catalog,
                 checksums,
+                codec: if number % 3 == 0 && shift < 2 { Codec::Exp3 } else { Codec::None },
                 files_max: Some(1 + number as u32 % 500),
                 ..plan(&devices)
             };
@@ -109,6 +110,8 @@ fn other_versions_and_their_features_are_refused_by_name() {
         assert_eq!(change(8, version), CopyFault::Version { version: version.into() });
     }
     assert_eq!(change(24, 4), CopyFault::Features { bits: 4 });
+    assert_eq!(change(24, 5), CopyFault::Features { bits: 4 }, "without those that are known");
+    assert_eq!(change(24, 1), CopyFault::Impossible { field: "data area" }, "its slots are raw");
     assert_eq!(change(56, 9), CopyFault::Impossible { field: "set of roles" });
     assert_eq!(change(60, 9), CopyFault::Impossible { field: "state" });
     // Features that may be ignored.
@@ -139,6 +142,8 @@ fn bytes_are_where_the_document_says() {
     assert_eq!([152, 160, 168].map(u64_at), [1 << 20, journal.half_bytes, 1]);
     assert_eq!(([176, 180].map(u32_at), u64_at(184)), ([journal.group_bytes_max, 0], 512));
     assert_eq!(bytes[192..256], [0; 64]);
+    superblock.layout.codec = Codec::Exp3;
+    assert_eq!(superblock.encode()[24..32], [1, 0, 0, 0, 0, 0, 0, 0]);
     let second = &bytes[256 + 104..];
     assert_eq!((&second[..5], &second[40..42]), (b"model".as_slice(), b"S1".as_slice()));
     assert_eq!(
