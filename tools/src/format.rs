@@ -81,6 +81,7 @@ impl Takes for FormatFlags {
         ("devices", "2 for new files"),
         ("capacity", "all that fits; required for new files"),
         ("lba", "512 for tiny, else 4096"),
+        ("codec", ""),
         ("overwrite", ""),
     ];
 }
@@ -102,6 +103,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
         || Shape::new(flags.model, flags.block_tokens.unwrap_or(flags.model.block_tokens));
     let shape = flags.shape.map_or_else(|| of_model().map(|shape| *shape), Ok)?;
     let format = Format {
+        codec: config.codec.unwrap_or_default(),
         capacity_bytes: config.capacity,
         checksums: !flags.no_checksums,
         // `allow` checks what may be lost, including data outside the store's region.

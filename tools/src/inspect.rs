@@ -189,6 +189,7 @@ fn to_json(survey: &Survey) -> serde_json::Value {
             "segments": shape.segments,
             "object_bytes": shape.object_bytes,
             "block_tokens": shape.block_tokens,
+            "codec": superblock.layout.codec.name(),
             "files": superblock.layout.files,
             "checksums_a_file": superblock.layout.words_per_file,
             "namespaces_max": superblock.layout.namespaces_max,
@@ -216,7 +217,8 @@ fn text(survey: &Survey) -> String {
         let (layout, shape) = (found.layout, found.layout.shape);
         let ranks = format!("rank {} of {}, {:?}", found.rank, found.ranks, found.state);
         rows.push(row("store", found.store, ranks.to_lowercase()));
-        let objects = format!("{shape}, {} checksums a file", layout.words_per_file);
+        let (codec, words) = (layout.codec, layout.words_per_file);
+        let objects = format!("{shape}, codec {codec}, {words} checksums a file");
         rows.push(row("files", grouped(layout.files.into()), objects));
         if let Some(data) = found.data {
             let group =

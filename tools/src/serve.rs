@@ -313,7 +313,8 @@ impl Fixed {
             Ok(Member { found, name, identity: medium.identity, region: medium.region })
         });
         let members = members.collect::<anyhow::Result<Vec<_>>>()?;
-        check_set(&members, &Expected { shape: Some(self.shape), ..Expected::default() })?;
+        let (shape, codec) = (Some(self.shape), self.store.codec);
+        check_set(&members, &Expected { shape, codec, ..Expected::default() })?;
         devices.shut_down().map_err(user_error)
     }
 

@@ -14,8 +14,8 @@ use std::{
 
 use nvme_driver::{Clock, MonotonicClock};
 use objstore::{
-    BlockId, BlockKey, Direction, KvShape, Layer, Move, Namespace, Order, StoreId, StoreOptions,
-    Ticket,
+    BlockId, BlockKey, Codec, Direction, KvShape, Layer, Move, Namespace, Order, StoreId,
+    StoreOptions, Ticket,
 };
 use ripieno_stack::{
     Builder, CatalogStack, EngineMemory, PoolLayout, PoolMemory, RankMedia, Ranks, RanksOptions,
@@ -103,7 +103,8 @@ const KEYS: u8 = 6;
 fn store_on_two_ranks(dir: &Path) {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
-    let options = RanksOptions { id: StoreId([7; 16]), ranks: 2, shape: SHAPE, media };
+    let options =
+        RanksOptions { id: StoreId([7; 16]), ranks: 2, shape: SHAPE, codec: Codec::None, media };
     let ranks = Ranks::prepare(dir, &options, &clock).unwrap();
     let catalog = CatalogStack::open(&ranks, &StoreOptions::default(), &clock).unwrap();
     let durable = catalog.catalog();

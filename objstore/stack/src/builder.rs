@@ -365,7 +365,8 @@ impl Builder {
         let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16 bytes"));
         let options = self.config.dir_options(bytes, id);
         let dir = StoreDir::open_or_create(self.config.dir()?, &options)?;
-        let new = || Format::new(StoreId(random), self.shape);
+        let codec = self.config.codec.unwrap_or_default();
+        let new = || Format { codec, ..Format::new(StoreId(random), self.shape) };
         let format = format.or_else(|| (!dir.is_ready()).then(new));
         Ok((dir.into(), format))
     }

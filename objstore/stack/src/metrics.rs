@@ -164,6 +164,16 @@ pub static METRICS: &[Metric] = metrics! {
         "Bytes that were read ahead into DRAM.";
     Counter "dram_wasted_bytes" Of(|plane| plane.dram.wasted_bytes) =>
         "Bytes of these that were gone before a load.";
+    Counter "codec_encoded_bytes" Of(|plane| plane.codec.encoded_bytes) =>
+        "Bytes before they were encoded, of what was stored.";
+    Counter "codec_decoded_bytes" Of(|plane| plane.codec.decoded_bytes) =>
+        "Bytes after they were decoded, of what was loaded.";
+    Counter "codec_unfit_blocks" Of(|plane| plane.codec.unfit_blocks) =>
+        "Blocks that were not stored because they do not fit the codec.";
+    Histogram "codec_encode_seconds" Times(|plane| plane.codec.encodes) =>
+        "Time to encode the layers of saves.";
+    Histogram "codec_decode_seconds" Times(|plane| plane.codec.decodes) =>
+        "Time to decode the layers of loads.";
     Counter "device_commands" Device(|queue| queue.counters.commands) =>
         "NVMe commands of a device, since its queues were made.";
     Counter "device_command_errors" Device(|queue| queue.counters.errors) =>

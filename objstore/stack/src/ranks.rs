@@ -23,8 +23,8 @@ use std::{
 
 use nvme_driver::{Clock, ControllerOptions, Nanos, wait_until};
 use objstore::{
-    DurableCatalog, Format, KvShape, Overwrite, Part, RankId, Store, StoreDevice, StoreError,
-    StoreId, StoreOptions, open_catalog,
+    Codec, DurableCatalog, Format, KvShape, Overwrite, Part, RankId, Store, StoreDevice,
+    StoreError, StoreId, StoreOptions, open_catalog,
 };
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +56,8 @@ pub struct RanksOptions {
     pub ranks: u32,
     /// Shape of a KV block on each rank.
     pub shape: KvShape,
+    /// Codec of the objects.
+    pub codec: Codec,
     /// Media of the ranks' data. The catalog is in the directory, and about a thousandth as large.
     pub media: RankMedia,
 }
@@ -348,13 +350,13 @@ impl Ranks {
         options: &RanksOptions,
         clock: &Arc<dyn Clock>,
     ) -> Result<(), StackError> {
-        let RanksOptions { ranks, shape, ref media, .. } = *options;
+        let RanksOptions { ranks, shape, codec, ref media, .. } = *options;
         if !(1..=RANKS_MAX).contains(&ranks) {
             let why = format!("has 1 to {RANKS_MAX} ranks, and not {ranks}");
             return Err(StoreDirError::Options { why }.into());
         }
         let id = StoreId(self.manifest.id);
-        let format = |part| Format { part, ..Format::new(id, shape) };
+        let format = |part| Format { part, codec, ..Format::new(id, shape) };
         let mut files = u32::MAX;
         let lba_bytes = match media {
             RankMedia::Files { bytes, count, lba_bytes } => {

@@ -15,8 +15,8 @@ use gio_kernels::cuda::{
 use gio_uring::RawStream;
 use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, DevicePtr, MonotonicClock};
 use objstore::{
-    BlockId, Direction, FileId, Format, JobDone, JobId, KvShape, Layer, Move, Order, StoreError,
-    StoreId, StoreOptions, Ticket,
+    BlockId, Codec, Direction, FileId, Format, JobDone, JobId, KvShape, Layer, Move, Order,
+    StoreError, StoreId, StoreOptions, Ticket,
 };
 use ripieno_stack::{
     Builder, CudaChoice, Devices, ErrorKind, Executor, GpuMemory, PoolLayout, PoolMemory,
@@ -302,7 +302,8 @@ impl Rank {
 
 fn ranks(dir: &Path) -> Ranks {
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
-    let options = RanksOptions { id: StoreId([3; 16]), ranks: 1, shape: SHAPE, media };
+    let options =
+        RanksOptions { id: StoreId([3; 16]), ranks: 1, shape: SHAPE, codec: Codec::None, media };
     Ranks::prepare(dir, &options, &clock()).unwrap()
 }
 

@@ -8,8 +8,8 @@ use std::{any::Any, env, mem, path::Path, process::Command, sync::Arc, thread};
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use nvme_emu::{EmuConfig, MemoryMedia};
 use objstore::{
-    BlockId, Format, KvPool, KvShape, Layer, Namespace, Order, Store, StoreConfig, StoreError,
-    StoreId, StoreOptions,
+    BlockId, Codec, Format, KvPool, KvShape, Layer, Namespace, Order, Store, StoreConfig,
+    StoreError, StoreId, StoreOptions,
 };
 use ripieno_stack::{
     Builder, Devices, ErrorKind, Executor, KvStore as _, MetricsAddress, Own, OwnStore, RankMedia,
@@ -323,7 +323,8 @@ fn a_forked_process_leaves_a_rank_alone() {
     let place = temporary();
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
-    let options = RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, media };
+    let options =
+        RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, codec: Codec::None, media };
     let ranks = Ranks::prepare(&place.path().join("store"), &options, &clock).unwrap();
     let builder = Builder::new(StackConfig::default(), SHAPE).on(ranks.devices(0).unwrap());
     let rank = builder.open_rank(ranks.rank(0)).unwrap();

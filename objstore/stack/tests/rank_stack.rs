@@ -7,8 +7,8 @@ use std::{path::Path, ptr::NonNull, sync::Arc};
 use gio_uring::IoStatus;
 use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, MonotonicClock, Nanos};
 use objstore::{
-    BlockId, BlockKey, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, Order, Overwrite,
-    PolicyKind, RankId, StoreError, StoreId, StoreOptions, Ticket,
+    BlockId, BlockKey, Codec, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, Order,
+    Overwrite, PolicyKind, RankId, StoreError, StoreId, StoreOptions, Ticket,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
@@ -28,7 +28,7 @@ fn clock() -> Arc<dyn Clock> {
 fn options() -> RanksOptions {
     let id = StoreId(OsRng.unwrap_err().random());
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
-    RanksOptions { id, ranks: 2, shape: SHAPE, media }
+    RanksOptions { id, ranks: 2, shape: SHAPE, codec: Codec::None, media }
 }
 
 fn temporary() -> tempfile::TempDir {

@@ -5,7 +5,7 @@
 use std::{ops::Range, path::Path, process::Command, ptr::NonNull, sync::Arc};
 
 use nvme_driver::{ControllerOptions, DescriptorPreference};
-use objstore::{BlockId, Format, KvShape, Layer, StoreError, StoreId, StoreOptions};
+use objstore::{BlockId, Codec, Format, KvShape, Layer, StoreError, StoreId, StoreOptions};
 use ripieno_stack::{
     Builder, EngineMemory, Executor, PoolLayout, PoolMemory, Request, Stack, StackConfig,
     StackError, StoreDir, StoreDirMedia, StoreDirOptions,
@@ -364,4 +364,54 @@ fn the_example_finds_its_block_in_a_second_run() {
     };
     assert_eq!(run(), "stored; run it again\n");
     assert_eq!(run(), "found: 0xab\n");
+}
+
+/// The scalars of an engine's block, of four exponents.
+fn bf16(seed: u64) -> Vec<u8> {
+    let mut bytes = pattern(SHAPE.block_bytes() as usize, seed);
+    bytes.iter_mut().skip(1).step_by(2).for_each(|byte| *byte = 0xBC | (*byte & 1));
+    bytes
+}
+
+#[test]
+fn a_directory_with_a_codec_is_one_for_every_executor() {
+    let place = tempfile::tempdir().unwrap();
+    let made = StackConfig {
+        capacity: Some(32 << 20),
+        lba: Some(512),
+        codec: Some(Codec::Exp3),
+        ..StackConfig::at(place.path().join("kv"))
+    };
+    let keys = keys(0..6);
+    for (at, executor) in [None, Some(Executor::Host), Some(Executor::Inline)].iter().enumerate() {
+        let config = StackConfig { executor: *executor, ..made.clone() };
+        let stack = Builder::new(config, SHAPE).open().unwrap();
+        let found = stack.load(&keys, &blocks(8..14)).unwrap();
+        assert_eq!(found.iter().filter(|found| **found).count(), 2 * at);
+        for block in (0..2 * at as u32).map(BlockId) {
+            let seen = stack.read(BlockId(8 + block.0)).unwrap();
+            assert_eq!(seen, bf16(block.0.into()), "block {block}");
+        }
+        (0..6).for_each(|block| stack.write(BlockId(block), &bf16(block.into())).unwrap());
+        let count = 2 * (at + 1);
+        assert_eq!(stack.save(&keys[..count], &blocks(0..count as u32)).unwrap(), count);
+        let stats = stack.store().stats().unwrap();
+        assert_eq!(stats.file_bytes, SHAPE.block_bytes() * 3 / 4);
+        assert_eq!(stats.plane.stored_bytes, 2 * stats.file_bytes);
+        stack.close().unwrap();
+    }
+    // Without the option it is what it is, and with another one it is refused.
+    let any = Builder::new(StackConfig { codec: None, ..made.clone() }, SHAPE).open().unwrap();
+    assert_eq!(any.load(&keys, &blocks(8..14)).unwrap(), [true; 6]);
+    any.close().unwrap();
+    let raw = Builder::new(StackConfig { codec: Some(Codec::None), ..made }, SHAPE).open();
+    let refused = raw.unwrap_err().to_string();
+    assert!(refused.contains("with codec exp3, and codec none was asked for"), "{refused}");
+    let coarse = StackConfig {
+        capacity: Some(32 << 20),
+        codec: Some(Codec::Exp3),
+        ..StackConfig::at(place.path().join("coarse"))
+    };
+    let refused = Builder::new(coarse, SHAPE).open().unwrap_err().to_string();
+    assert!(refused.contains("codec exp3 saves nothing: objects of 4096 bytes"), "{refused}");
 }

@@ -18,7 +18,7 @@ use std::{
 
 use libc::{c_int, c_long, pid_t};
 use nvme_driver::{Clock, MonotonicClock};
-use objstore::{KvShape, StoreId};
+use objstore::{Codec, KvShape, StoreId};
 use ripieno_stack::{RankMedia, Ranks, RanksOptions};
 
 const TRACED: &str = "RIPIENO_TEST_TRACED";
@@ -38,7 +38,7 @@ fn traced() {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let shape = KvShape { layers: 1, segments: 1, object_bytes: 4096, block_tokens: 16 };
     let media = RankMedia::Files { bytes: 16 << 20, count: 1, lba_bytes: 4096 };
-    let options = RanksOptions { id: StoreId([7; 16]), ranks: 2, shape, media };
+    let options = RanksOptions { id: StoreId([7; 16]), ranks: 2, shape, codec: Codec::None, media };
     Ranks::prepare(dir.as_ref(), &options, &clock).unwrap();
 }
 

@@ -13,15 +13,17 @@ fn refused(name: &str, text: &str) -> String {
 #[test]
 fn every_kind_of_value_is_read() {
     let config = parsed(
-        r#"{"path": "~/kv", "devices": 2, "capacity": "100GiB", "lba": 512, "overwrite": "store",
-            "executor": "cuda", "gpu": 1, "io_sms": 8, "route": "direct", "queues": 4, "depth": 64,
-            "dram": 1048576, "dram_mode": "read-ahead", "pacing": true, "metrics": "9400"}"#,
+        r#"{"path": "~/kv", "devices": 2, "capacity": "100GiB", "lba": 512, "codec": "exp3",
+            "overwrite": "store", "executor": "cuda", "gpu": 1, "io_sms": 8, "route": "direct",
+            "queues": 4, "depth": 64, "dram": 1048576, "dram_mode": "read-ahead", "pacing": true,
+            "metrics": "9400"}"#,
     );
     let expected = StackConfig {
         path: Some("~/kv".into()),
         devices: Some(DeviceChoice::Files(2)),
         capacity: Some(100 << 30),
         lba: Some(512),
+        codec: Some(Codec::Exp3),
         overwrite: Some(Overwrite::Store),
         executor: Some(Executor::Cuda(CudaChoice::new(0))),
         gpu: Some(1),
@@ -145,6 +147,7 @@ fn options_that_contradict_each_other_are_refused() {
         (r#"{"path": "kv", "devices": "vfio:65:00.0"}"#, "devices: a store has a directory or"),
         (r#"{"devices": "vfio:65:00.0", "lba": 512}"#, "lba: drives have"),
         (r#"{"dram_mode": "read-ahead"}"#, "dram_mode: it is for dram"),
+        (r#"{"codec": "exp3", "executor": "cuda"}"#, "codec: the CPU encodes, and a GPU"),
         (r#"{"gpu": 0}"#, "gpu: no GPU runs"),
         (r#"{"route": "direct"}"#, "route: direct was asked for"),
     ] {

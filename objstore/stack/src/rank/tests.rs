@@ -6,7 +6,8 @@ use nvme_driver::{Clock, MonotonicClock};
 use nvme_emu::{Emu, FaultAction, FaultPlan, FaultRule, FaultWhen};
 use nvme_spec::reg::{self, Cc};
 use objstore::{
-    BlockId, Direction, FileId, JobId, KvShape, Layer, Move, Order, StoreError, StoreId, Ticket,
+    BlockId, Codec, Direction, FileId, JobId, KvShape, Layer, Move, Order, StoreError, StoreId,
+    Ticket,
 };
 use ripieno_testkit::until;
 
@@ -27,7 +28,8 @@ fn temporary() -> tempfile::TempDir {
 fn open(dir: &Path) -> (RankStack, Arc<Emu>) {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
-    let options = RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, media };
+    let options =
+        RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, codec: Codec::None, media };
     let ranks = Ranks::prepare(dir, &options, &clock).unwrap();
     // The software controllers count what passes through them.
     let config = StackConfig { executor: Some(Executor::Host), ..StackConfig::default() };
