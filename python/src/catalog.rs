@@ -42,8 +42,9 @@ pub fn prepare<'py>(
     events::start(py)?;
     let shape = shape.check()?;
     let id = StoreId(arguments::random()?);
-    let media = arguments::media(arguments::config(path.clone(), options)?)?;
-    let options = RanksOptions { id, ranks, shape, media };
+    let config = arguments::config(path.clone(), options)?;
+    let codec = config.codec.unwrap_or_default();
+    let options = RanksOptions { id, ranks, shape, codec, media: arguments::media(config)? };
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let made = py.detach(|| Ranks::prepare(&path, &options, &clock)).or_raise()?;
     (0..ranks).map(|rank| arguments::rank_id(py, made.rank(rank))).collect()

@@ -20,7 +20,7 @@ from .groups import check_groups, is_recurrent
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
     from . import RipienoConnector
     from .options import Options
@@ -184,6 +184,8 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
         raise ValueError(f"KV cache layout {layout.name}: a block's page has gaps; use another one")
     check_groups(kv_cache_config)
     groups = kv_cache_config.kv_cache_groups
+    if options.store.get("codec", "none") != "none":
+        check_codec(groups, vllm_config.device_config.device_type)
     is_hybrid = len(groups) > 1 or is_recurrent(groups[0])
     if is_hybrid and not vllm_config.cache_config.enable_prefix_caching:
         raise ValueError(
@@ -235,6 +237,20 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
         "ripieno: loads between steps: the second model runner can not recompute others"
     )
     return True
+
+
+def check_codec(groups: Sequence[KVCacheGroupSpec], device: str) -> None:
+    """Raises ValueError if blocks do not consist of bf16, for which the codec is, or are on a
+    GPU."""
+    if device != "cpu":
+        raise ValueError(f"codec: the CPU encodes, and the KV cache is on {device}; leave codec out")
+    kinds = {getattr(group.kv_cache_spec, "dtype", None) for group in groups}
+    if kinds != {torch.bfloat16}:
+        found = ", ".join(sorted(str(kind) for kind in kinds))
+        raise ValueError(
+            f"codec: it is for a KV cache of torch.bfloat16, and this one has {found}; leave codec "
+            "out"
+        )
 
 
 def check_pipeline(vllm_config: VllmConfig) -> None:

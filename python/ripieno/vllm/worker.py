@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -374,7 +375,12 @@ class Worker:
         return reports or None
 
     def _take_saves(self) -> None:
-        for saved in self.saver.take():
+        ended = self.saver.take()
+        if ended:
+            # Blocks that do not fit the codec: reported before their saves are committed.
+            with suppress(ripieno.Error):
+                self.reports.lost.update(self.plane.take_lost())
+        for saved in ended:
             if saved.error is None:
                 self.stats.observe("save_seconds", saved.seconds)
                 self.stats.count("stored_bytes", saved.blocks * self.block_bytes)
