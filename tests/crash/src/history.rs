@@ -6,11 +6,11 @@ use anyhow::{Result, anyhow};
 use nvme_driver::Nanos;
 use nvme_emu::SimFaults;
 use objstore::{
-    BlockId, Durability, Format, KvShape, Namespace, Overwrite, PolicyKind, Store, StoreConfig,
-    StoreError, StoreId, StoreOptions,
+    BlockId, Codec, Durability, Format, KvShape, Namespace, Overwrite, PolicyKind, Store,
+    StoreConfig, StoreError, StoreId, StoreOptions,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
-use ripieno_testkit::{KvMemory, inline_executor, keys};
+use ripieno_testkit::{KvMemory, inline_executor, keys, useful};
 
 use crate::{
     machine::{Killed, Machine, Powered, Turns, ills},
@@ -77,7 +77,9 @@ impl History {
         let slot = u64::from(shape.object_bytes.next_multiple_of(lba_bytes));
         // Room for some of the keys, so that files are constantly evicted and reused.
         let files = if long { rng.random_range(60..140) } else { rng.random_range(6..30) };
+        let codec = if rng.random_bool(0.5) { Codec::Exp3 } else { Codec::None };
         let format = Format {
+            codec: useful(codec, &shape, lba_bytes),
             capacity_bytes: Some(files * slot * u64::from(shape.rows())),
             group: Some(devices as u32 * rng.random_range(1..=4)),
             // Without checksums, the guarantees hold for devices that do not lie.

@@ -14,11 +14,11 @@ use anyhow::{Context as _, Result, bail};
 use kv_catalog::NamespaceId;
 use nvme_emu::SimFaults;
 use objstore::{
-    BlockId, BlockKey, DurableCatalog, Format, JobId, KvShape, Layer, Overwrite, Part, RankId,
-    Reported, Store, StoreError, StoreId, Usage, open_catalog,
+    BlockId, BlockKey, Codec, DurableCatalog, Format, JobId, KvShape, Layer, Overwrite, Part,
+    RankId, Reported, Store, StoreError, StoreId, Usage, open_catalog,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
-use ripieno_testkit::keys;
+use ripieno_testkit::{keys, useful};
 
 use self::process::{
     BLOCKS, Head, Meanwhile, OpenWrite, RANKS, Rank, Stage, begin, lock, options, tag,
@@ -66,8 +66,10 @@ impl RankHistory {
         let devices = rng.random_range(1..=2);
         let slot = u64::from(shape.object_bytes.next_multiple_of(lba_bytes));
         let files = rng.random_range(6..24);
+        let codec = if seed.is_multiple_of(2) { Codec::Exp3 } else { Codec::None };
         let format = |part| Format {
             part,
+            codec: useful(codec, &shape, lba_bytes),
             capacity_bytes: Some(files * slot * u64::from(shape.rows())),
             group: Some(devices as u32 * 2),
             checksums: seed % 8 < 4,
