@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import glob
 import hashlib
 import json
 import math
@@ -71,7 +72,7 @@ KEPT = {
 NEWER = {"attention_config": "trtllm_ragged_backend"}
 """Same, but fields that vLLM 0.32 does not have."""
 
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 CODE = ".py"
 """Of a model that has code of its own."""
 
@@ -147,8 +148,8 @@ def _kept(config: Any, name: str) -> Any:
 
 
 def origin_of(path: str, revision: str | None = None) -> list[Any]:
-    """Returns the identity of weights: repository and commit, or the files of a directory with
-    their sizes and times."""
+    """Returns the identity of weights: repository and commit, or the files of a directory and of its
+    folders with their sizes and times."""
     place = place_of_weights(path, revision)
     if place is None:
         return [path, revision]
@@ -156,7 +157,9 @@ def origin_of(path: str, revision: str | None = None) -> list[Any]:
         return [commit[1], commit[2]]
     if not os.path.isdir(place):
         return [place, *_stat(place)]
-    names = sorted(name for name in os.listdir(place) if name.endswith((*WEIGHTS, CODE)))
+    # Some models have weights in folders, such as transformer/.
+    names = [name for form in ("*", "*/*") for name in glob.glob(form, root_dir=place)]
+    names = sorted(name for name in names if name.endswith((*WEIGHTS, CODE)))
     return [place, *([name, *_stat(os.path.join(place, name))] for name in names)]
 
 

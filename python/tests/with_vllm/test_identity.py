@@ -347,6 +347,25 @@ def test_weights_are_known_by_their_files(model, tmp_path):
         assert origin_of(name, "main") == [name, "main"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Where vLLM 0.32 has Cosmos 3's (allow_patterns_overrides), MiMo-Audio's, and those of
+        # --load-format tensorizer (tensorizer_dir is the model's).
+        "transformer/model.safetensors",
+        "audio_tokenizer/pytorch_model.bin",
+        "model.tensors",
+    ],
+)
+def test_weights_are_looked_for_where_vllm_reads_them(name, tmp_path):
+    path, before = tmp_path / name, origin_of(str(tmp_path))
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"weights")
+    added = origin_of(str(tmp_path))
+    os.utime(path, ns=(1, 1))
+    assert before != added != origin_of(str(tmp_path))
+
+
 def test_an_adapter_has_a_namespace(config):
     of = [namespace_of(config, cache(), OPTIONS, digest) for digest in ("", "ab", "cd")]
     assert len(set(map(str, of))) == 3 and of[1] == namespace_of(config, cache(), OPTIONS, "ab")
