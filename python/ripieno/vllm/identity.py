@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
+from vllm import envs
 
 import ripieno
 
@@ -72,6 +73,15 @@ KEPT = {
 NEWER = {"attention_config": "trtllm_ragged_backend"}
 """Same, but fields that vLLM 0.32 does not have."""
 
+ENVIRONMENT = (
+    "VLLM_HUMMING_ONLINE_QUANT_CONFIG",
+    "VLLM_HUMMING_INPUT_QUANT_CONFIG",
+    "VLLM_MARLIN_INPUT_DTYPE",
+    "VLLM_CPU_INT4_W4A8",
+    "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT",
+)
+"""Variables that are in no configuration: quantization, and the order in a block."""
+
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 CODE = ".py"
 """Of a model that has code of its own."""
@@ -102,6 +112,8 @@ def namespace_of(
         specs = [[plain(group.kv_cache_spec), group.layer_names] for group in groups]
         layout["groups"] = hashlib.sha256(_json(specs)).hexdigest()
     known: list[Any] = [vllm.__version__, options.weights_id, described(vllm_config)]
+    if variables := {it: plain(getattr(envs, it, None)) for it in ENVIRONMENT if it in os.environ}:
+        known.append(variables)
     if model and vllm_config.load_config.load_format == "dummy":
         # vLLM generates these weights from the seed.
         known.append(model.seed)

@@ -291,6 +291,24 @@ def test_each_of_them_changes_it(config):
     assert namespace_of(drawn, cache(), OPTIONS) != namespace_of(again, cache(), OPTIONS)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        # Quantization that vLLM 0.32 reads nowhere else (layers/quantization).
+        ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", '{"b_dtype": "int4", "force_requant": true}'),
+        ("VLLM_HUMMING_INPUT_QUANT_CONFIG", '{"a_dtype": "int8"}'),
+        ("VLLM_MARLIN_INPUT_DTYPE", "int8"),
+        ("VLLM_CPU_INT4_W4A8", "0"),
+        # The order of numbers in a block, of one shape (rocm_aiter_fa.py).
+        ("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "1"),
+    ],
+)
+def test_what_only_the_environment_says_is_in_it(config, monkeypatch, name, value):
+    before = namespace_of(config, cache(), OPTIONS)
+    monkeypatch.setenv(name, value)
+    assert namespace_of(config, cache(), OPTIONS) != before
+
+
 def test_groups_are_in_it(config):
     def named(*groups):
         made = cache()
