@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HELP = {name: help for name, _, help in ripieno.METRICS}
 COUNTERS = (
     "lookup_tokens hit_tokens loaded_blocks loaded_bytes stored_blocks stored_bytes evicted_blocks "
-    "dropped_blocks load_failures save_failures checksum_mismatches"
+    "dropped_blocks declined_tokens load_failures save_failures checksum_mismatches"
 ).split()
 GAUGES = ("capacity_blocks", "used_blocks", "pending_blocks", "healthy")
 HISTOGRAMS = ("load_seconds", "load_wait_seconds", "save_seconds", "compute_saved_seconds")

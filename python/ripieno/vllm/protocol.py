@@ -69,6 +69,8 @@ class Tasks(KVConnectorMetadata):
     """Earlier saves whose blocks this step may overwrite: they must end first."""
     computes: list[list[int]] = field(default_factory=list)
     """For layer_times: [tokens to compute, tokens before them] of each request."""
+    tokens: int = 0
+    """Tokens to compute, if they are many of one prompt."""
     is_idle: bool = False
     """True when no tokens are computed: the step only serves transfers in flight."""
 
@@ -90,6 +92,10 @@ class Reports(KVConnectorWorkerMetadata):
     adapters: dict[int, str] = field(default_factory=dict)
     """By number of an adapter that the worker has read: the digest of its files; nothing if they
     changed meanwhile, or are others at another worker."""
+    waited: dict[int, float] = field(default_factory=dict)
+    """By load that succeeded: seconds that it was waited for, at the slowest worker."""
+    steps: list[tuple[int, float]] = field(default_factory=list)
+    """Tokens and seconds of steps that computed prompts."""
 
     def aggregate(self, other: Reports) -> Reports:
         written = {job: dict(ranks) for job, ranks in self.written.items()}
@@ -99,6 +105,9 @@ class Reports(KVConnectorWorkerMetadata):
         for number in self.adapters.keys() & other.adapters.keys():
             if self.adapters[number] != other.adapters[number]:
                 adapters[number] = ""
+        waited = self.waited | other.waited
+        for job in self.waited.keys() & other.waited.keys():
+            waited[job] = max(self.waited[job], other.waited[job])
         return Reports(
             self.loaded + other.loaded,
             self.corrupted | other.corrupted,
@@ -106,10 +115,13 @@ class Reports(KVConnectorWorkerMetadata):
             written,
             self.dead or other.dead,
             adapters,
+            waited,
+            self.steps + other.steps,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.loaded or self.lost or self.written or self.dead or self.adapters)
+        ended = self.loaded or self.lost or self.written or self.steps
+        return bool(ended or self.dead or self.adapters)
 
 
 class Legacy:

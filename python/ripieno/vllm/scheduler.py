@@ -18,6 +18,7 @@ import ripieno
 
 from . import spans
 from .adapters import Adapter, Adapters, is_other
+from .cost import PROBE_SECONDS, PROMPT_TOKENS, Cost
 from .events import Events
 from .groups import Lookup, Places
 from .history import History, Record
@@ -47,6 +48,9 @@ after which nothing is stored."""
 
 AGAIN_BLOCKS = 1024
 """Blocks of the engine before that a step announces."""
+
+QUIET_SECONDS = 600.0
+"""Minimum time between warnings of a slow store. The counter has all that is declined."""
 
 
 def computes(output: SchedulerOutput) -> list[list[int]]:
@@ -84,6 +88,11 @@ class Load:
     reference: int
     blocks: int
     workers: int
+    tokens: int
+    wait_blocks: int
+    """Blocks that it waits for: its own, and those of other loads at its beginning."""
+    waited: float = 0.0
+    """Seconds that it was waited for, at the slowest worker so far."""
     is_corrupted: bool = False
     """Set when blocks failed to load at a worker."""
 
@@ -96,6 +105,8 @@ class Asked:
     """Units that vLLM has by itself."""
     places: Places
     """Blocks found."""
+    declined: int
+    """Tokens found that are computed all the same."""
     begun: int
     ended: int
     """Both in nanoseconds since 1970."""
@@ -177,6 +188,8 @@ class Scheduler:
         """The last of these numbers."""
         self.asked: dict[str, Asked] = {}
         """By request: its last lookup."""
+        self.cost = Cost(adds=not self.load_async)
+        self.quiet_until = 0.0
         self._lookup: Lookup | None = None
         self.saved: dict[str, int] = {}
         """By request: number of units that were offered to the store."""
@@ -312,8 +325,37 @@ class Scheduler:
             return 0, False
         begun = time.time_ns()
         last, places = self.lookup.hit(request, first, self._known_space(request))
-        self.asked[request.request_id] = Asked(first, places, begun, time.time_ns())
-        return (last - first) * self.block_size, last > first and self.load_async
+        tokens = (last - first) * self.block_size
+        declined = tokens if tokens and self._declines(request, tokens, len(places)) else 0
+        self.asked[request.request_id] = Asked(first, places, declined, begun, time.time_ns())
+        tokens -= declined
+        return tokens, tokens > 0 and self.load_async
+
+    def _declines(self, request: Request, tokens: int, blocks: int) -> bool:
+        """Returns True if a hit is to be computed, because loading it would take longer."""
+        name, ahead, now = request.request_id, self._wait_blocks(), time.monotonic()
+        if not self.cost.is_declined(name, tokens, blocks, ahead, now):
+            return False
+        if now >= self.quiet_until:
+            self.quiet_until = now + QUIET_SECONDS
+            logger.warning(
+                "ripieno: %s: the store is slow: to load %d tokens would take %.3f s, to compute them "
+                "takes %.3f s, so they are computed; a hit is loaded every %d s to see if it is fast "
+                "again. vllm:ripieno_declined_tokens counts them",
+                name,
+                tokens,
+                self.cost.load_seconds(blocks, ahead),
+                self.cost.compute_seconds(tokens),
+                PROBE_SECONDS,
+            )
+        return True
+
+    def _wait_blocks(self) -> int:
+        """Returns the blocks of loads in flight, and of those for the next step."""
+        planned = sum(len(plan.blocks) for plan in self.planned.values())
+        # Loads of a step end in it.
+        begun = self.loads.values() if self.load_async else ()
+        return planned + sum(load.blocks for load in begun)
 
     @property
     def lookup(self) -> Lookup:
@@ -331,6 +373,7 @@ class Scheduler:
         if asked is not None:
             wanted = request.num_tokens - asked.first * self.block_size
             self.stats.count("lookup_tokens", wanted)
+            self.stats.count("declined_tokens", asked.declined)
             counts = {"tokens": wanted, "hit_tokens": tokens}
             span = spans.begin("ripieno.lookup", request.trace_headers, asked.begun, **counts)
             spans.end(span, at=asked.ended)
@@ -355,13 +398,17 @@ class Scheduler:
         tasks = Tasks(is_idle=not output.num_scheduled_tokens)
         if self.options.layer_times:
             tasks.computes = computes(output)
+        if max(output.num_scheduled_tokens.values(), default=0) >= PROMPT_TOKENS:
+            tasks.tokens = sum(output.num_scheduled_tokens.values())
         self._ahead(self.planned.keys() | output.num_scheduled_tokens.keys(), tasks)
         if not tasks.is_idle:
             self.last_work = time.monotonic()
+        wait_blocks = self._wait_blocks()
         for name, plan in self.planned.items():
             self.jobs += 1
             blocks = plan.blocks
-            self.loads[self.jobs] = Load(name, plan.found.id, len(blocks), self.world)
+            load = Load(name, plan.found.id, len(blocks), self.world, plan.tokens, wait_blocks)
+            self.loads[self.jobs] = load
             # Blocks evicted since the lookup have no file: the workers report them. Blocks behind a
             # sliding window are vLLM's null block.
             files = [file for file, block in zip(plan.found.files, blocks, strict=False) if block]
@@ -533,15 +580,18 @@ class Scheduler:
                 save.is_wrong |= is_other(save.adapter, reports.adapters)
         self.catalog.lost(sorted(reports.lost))
         for job, count in reports.loaded.items():
-            self._loaded(job, count, job in reports.corrupted)
+            self._loaded(job, count, job in reports.corrupted, reports.waited.get(job, 0.0))
         for job, ranks in reports.written.items():
             self._written(job, ranks)
+        for tokens, seconds in reports.steps:
+            self.cost.computed(tokens, seconds)
         if reports.lost or reports.written:
             self.dirty.set()
 
-    def _loaded(self, job: int, workers: int, is_corrupted: bool) -> None:
+    def _loaded(self, job: int, workers: int, is_corrupted: bool, waited: float) -> None:
         load = self.loads[job]
         load.workers -= workers
+        load.waited = max(load.waited, waited)
         load.is_corrupted |= is_corrupted
         if load.workers > 0:
             return
@@ -549,6 +599,7 @@ class Scheduler:
         self.catalog.release(load.reference)
         if not load.is_corrupted:
             self.stats.count("loaded_blocks", load.blocks)
+            self.cost.loaded(load.wait_blocks, load.tokens, load.waited)
             self.strikes["loads"] = 0
             return
         self.stats.count("load_failures")
@@ -625,6 +676,7 @@ class Scheduler:
         name = request.request_id
         self.requests.pop(name, None)
         self.asked.pop(name, None)
+        self.cost.declined.pop(name, None)
         if load := self.planned.pop(name, None):
             self.catalog.release(load.found.id)
         saved = self.saved.pop(name, None)

@@ -81,6 +81,33 @@ def header_of(vllm_config: VllmConfig, device: str, layers: int) -> dict[str, An
     }
 
 
+class StepTimes:
+    """Times of steps, from the connector's first call in it to the last one."""
+
+    def __init__(self, mark: Callable[[], Mark]) -> None:
+        self.mark = mark
+        self.begun: tuple[int, Mark] | None = None
+        self.ended: deque[tuple[int, Mark, Mark]] = deque()
+        """Steps that a GPU may not have finished: tokens, begin and end."""
+
+    def begin(self, tokens: int) -> None:
+        """Begins a step that computes these tokens. 0: its time is not wanted."""
+        self.begun = (tokens, self.mark()) if tokens else None
+
+    def end(self) -> None:
+        if self.begun:
+            self.ended.append((*self.begun, self.mark()))
+            self.begun = None
+
+    def take(self) -> list[tuple[int, float]]:
+        """Returns tokens and seconds of the steps that have ended since the last call."""
+        taken = []
+        while self.ended and self.ended[0][2].query():
+            tokens, begin, end = self.ended.popleft()
+            taken.append((tokens, begin.elapsed_time(end) / 1e3))
+        return taken
+
+
 class LayerTimes:
     """Appends a line for each step to a file."""
 

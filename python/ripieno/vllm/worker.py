@@ -20,7 +20,7 @@ from .layout import FIRST, unwritten
 from .metrics import Stats
 from .protocol import Job, Reports, Tasks
 from .saver import Saver, Stream
-from .times import Instant, LayerTimes, header_of, on_stream
+from .times import Instant, LayerTimes, StepTimes, header_of, on_stream
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from . import RipienoConnector
     from .place import Caches
     from .protocol import Ahead
+    from .times import Mark
 
 # vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno")
@@ -49,6 +50,12 @@ class Loading:
     layers: list[int]
     """Layers in flight, of a load between steps."""
     span: Span | None
+    mark: Mark
+    """Where the stream was: what it had to do before is no time of the load."""
+    since: float
+    """From when on it is waited for, as far as is known."""
+    waited: float = 0.0
+    """Seconds that it was waited for."""
 
 
 def stream_of(device: str) -> Callable[[], Stream]:
@@ -85,6 +92,9 @@ class Worker:
         self.ahead: dict[int, tuple[Ahead, int]] = {}
         """By number: a request that waits, and the step in which it is announced."""
         self.times = self._layer_times(connector, pool.device)
+        # Ranks compute the same steps at the same time.
+        self.mark: Callable[[], Mark] = Instant if pool.device == "cpu" else on_stream
+        self.step_times = StepTimes(self.mark) if self.rank == 0 else None
         self.tasks = Tasks()
         self.loading: list[Loading] = []
         """Loads of this step."""
@@ -133,6 +143,8 @@ class Worker:
             self.times.begin(tasks.computes)
         self.saver.begin_step(tasks.saves, tasks.reused)
         self._clear_unwritten(tasks.saves)
+        if self.step_times:
+            self.step_times.begin(0 if tasks.loads else tasks.tokens)
 
     def _clear_unwritten(self, saves: Sequence[Job]) -> None:
         """Clears what a block is stored with and its layers do not write: it may have been another
@@ -188,7 +200,8 @@ class Worker:
             else:
                 about = {"rank": self.rank, "blocks": len(task.files), "tokens": task.tokens}
                 span = spans.begin("ripieno.load", task.trace, **about)
-                begun.append(Loading(task, job, time.monotonic(), list(self.rows), span))
+                now, rows = time.monotonic(), list(self.rows)
+                begun.append(Loading(task, job, now, rows, span, self.mark(), now))
         # On a GPU, earlier work that uses the blocks may still be running.
         stream = self.stream()
         for layer in self.rows:
@@ -239,15 +252,17 @@ class Worker:
         """Ends this step's loads."""
         if not self.loading:
             return
+        begun, (loading, self.loading) = time.monotonic(), (self.loading, [])
+        loading[-1].mark.synchronize()
         since = time.monotonic()
-        loading, self.loading = self.loading, []
-        self._end_loads(loading)
-        self.stats.observe("load_wait_seconds", self.wait_seconds + time.monotonic() - since)
+        ended = self._end([load.job for load in loading])
+        # A GPU computes meanwhile: its stream waits less than this.
+        for load in loading:
+            load.waited = self.wait_seconds + time.monotonic() - since
+        self._end_loads(loading, ended)
+        self.stats.observe("load_wait_seconds", self.wait_seconds + time.monotonic() - begun)
 
-    def _end_loads(self, loads: list[Loading]) -> None:
-        if not loads:
-            return
-        ended = self._end([load.job for load in loads])
+    def _end_loads(self, loads: list[Loading], ended: dict[int, ripieno.Report]) -> None:
         for load in loads:
             report = ended.get(load.job)
             error = report.error if report else self.dead
@@ -260,6 +275,7 @@ class Worker:
                     saved = task.tokens * self.world * self.times.token_seconds
                     self.stats.observe("compute_saved_seconds", saved)
                 self.stats.count("loaded_bytes", len(task.files) * self.block_bytes)
+                self.reports.waited[task.id] = load.waited
                 self._arrived(task, len(task.files))
             else:
                 good = self._valid_prefix_len(task)
@@ -334,6 +350,8 @@ class Worker:
     def finish_saves(self) -> None:
         """Ends the step's saves: all layers are computed."""
         self.saver.end_step()
+        if self.step_times:
+            self.step_times.end()
         if self.times:
             self.times.end()
 
@@ -352,8 +370,14 @@ class Worker:
             ]
             if not load.layers:
                 done.append(load)
+            else:
+                now = time.monotonic()
+                if not load.mark.query():
+                    load.since = now
+                # It may end right after that: the rest of the step is no time of the load.
+                load.waited = now - load.since
         self.pending = [load for load in self.pending if load.layers]
-        self._end_loads(done)
+        self._end_loads(done, self._end([load.job for load in done]) if done else {})
         self._take_saves()
         refused, self.refused = self.refused, set()
         if self.tasks.is_idle and not done and not refused:
@@ -370,6 +394,8 @@ class Worker:
 
     def take_reports(self) -> Reports | None:
         reports, self.reports = self.reports, Reports()
+        if self.step_times:
+            reports.steps = self.step_times.take()
         if self.adapters:
             reports.adapters = self.adapters.take()
         return reports or None

@@ -38,6 +38,7 @@ import torch  # noqa: E402
 import vllm.v1.engine.core  # noqa: E402
 import vllm.v1.worker.cpu_worker  # noqa: E402, F401
 from prompts import BLOCK  # noqa: E402
+from ripieno.vllm import cost  # noqa: E402
 from vllm import EngineArgs, SamplingParams  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
 from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: E402
@@ -275,8 +276,19 @@ def live(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catal
     return life.value
 
 
-def life_of(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catalog, **settings):
-    """Same as live, but returns a Life: also the engine's output, its error and its signal."""
+def life_of(
+    body,
+    *args,
+    environment=None,
+    plane=faults.Plane,
+    catalog=faults.Catalog,
+    declines=False,
+    **settings,
+):
+    """Same as live, but returns a Life: also the engine's output, its error and its signal.
+
+    declines: whether a hit is computed if loading it would take longer. It depends on the machine.
+    """
     result, into = Pipe(duplex=False)
     with tempfile.TemporaryFile() as log:
         child = os.fork()
@@ -293,6 +305,8 @@ def life_of(body, *args, environment=None, plane=faults.Plane, catalog=faults.Ca
             faulthandler.dump_traceback_later(SECONDS, file=log, exit=True)
             os.environ |= environment or {}
             faults.install(plane, catalog)
+            if not declines:
+                cost.Cost.is_declined = lambda *_: False
             try:
                 engine = Engine(**settings)
                 value = body(engine, *args)

@@ -17,6 +17,7 @@ import ripieno  # noqa: E402
 import torch  # noqa: E402
 from ripieno.vllm import place  # noqa: E402
 from ripieno.vllm.adapters import Adapters, Read, digest_of, is_other  # noqa: E402
+from ripieno.vllm.cost import Cost  # noqa: E402
 from ripieno.vllm.groups import Groups  # noqa: E402
 from ripieno.vllm.layout import check, engines_of  # noqa: E402
 from ripieno.vllm.metrics import COUNTERS, GAUGES, HISTOGRAMS, Stats  # noqa: E402
@@ -294,9 +295,9 @@ def test_a_load_that_fails_on_the_first_rank_only_counts_as_failed():
     half.stats, half.dead, half.place = Stats(), None, place.OwnStore
     half.strikes = Counter(loads=MAX_CONSECUTIVE_FAILURES - 1)
     half.catalog = types.SimpleNamespace(release=lambda reference: None)
-    half.loads = {1: Load("r", 5, 3, workers=2)}
-    half._loaded(1, 1, True)
-    half._loaded(1, 1, False)
+    half.loads = {1: Load("r", 5, 3, workers=2, tokens=48, wait_blocks=3)}
+    half._loaded(1, 1, True, 0.0)
+    half._loaded(1, 1, False, 1.0)
     assert (half.loads, half.stats.data) == ({}, {"load_failures": 1})
     assert "loads failed one after the other" in half.dead
 
@@ -305,6 +306,7 @@ def scheduler(**attributes):
     """Returns a scheduler with nothing but these, and what is empty at first."""
     half = Scheduler.__new__(Scheduler)
     defaults = {"adapters": Adapters(), "requests": {}, "asked": {}, "saves": {}, "dead": None}
+    defaults |= {"cost": Cost(adds=True), "planned": {}, "loads": {}}
     half.__dict__.update(defaults | {"loads_any": True, "block_size": 16} | attributes)
     half.stats, half.options = Stats(), attributes.get("options", Options("/x", 1))
     return half
