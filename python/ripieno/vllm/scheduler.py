@@ -561,6 +561,13 @@ class Scheduler:
                 hashes = ((event.group_idx, hash) for hash in event.block_hashes)
                 self.announced_blocks.update(zip(each.keys, hashes, strict=True))
 
+    def _stored(self, records: Sequence[Record]) -> list[Record]:
+        """Returns what records have of stored blocks."""
+        found: list[Record] = []
+        for each in records:
+            found += each.of(self._are_stored(each.space, each.keys))
+        return found
+
     def _are_stored(self, name: tuple[str, str], keys: Sequence[bytes]) -> list[bool]:
         """Asks for keys of a namespace by its name. Those of adapters are unknown until used."""
         space = self.spaces.get(name)
@@ -625,7 +632,8 @@ class Scheduler:
             self.stored += len(save.blocks)
             self.stats.count("stored_blocks", len(save.blocks))
             self.strikes["saves"] = 0
-            self._tell(save.events)
+            # A block may have failed, or not fit the store's codec.
+            self._tell(self._stored(save.events))
         elif save.is_wrong:
             # The blocks are computed again.
             self.saved.pop(save.request, None)
@@ -763,7 +771,7 @@ class Scheduler:
         else:
             self.events.removed_keys(dropped)
         if self.history:
-            self._announce(self.history.take(AGAIN_BLOCKS))
+            self._announce(self._stored(self.history.take(AGAIN_BLOCKS)))
         return self.events.take()
 
     def _fail(self, why: object) -> None:

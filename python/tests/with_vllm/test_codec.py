@@ -7,6 +7,7 @@ pytest.importorskip("vllm")
 
 from forked import life_of, live  # noqa: E402
 from prompts import PROMPTS, STORED, alone  # noqa: E402
+from vllm.config.kv_events import KVEventsConfig  # noqa: E402
 
 BF16 = {"dtype": "bfloat16"}
 CODEC = {"codec": "exp3", "lba": 512}
@@ -51,7 +52,8 @@ def test_blocks_that_do_not_fit_are_computed_again(model, options, plain):
     """A KV cache of random bits in the first layer of every other block."""
 
     def spoil(engine):
-        store = engine.worker.saver.store
+        store, told = engine.worker.saver.store, []
+        engine.scheduler.kv_event_publisher.publish = lambda batch: told.extend(batch.events)
 
         def spoiled(row):
             if row == 0:
@@ -65,11 +67,13 @@ def test_blocks_that_do_not_fit_are_computed_again(model, options, plain):
         engine.ask(PROMPTS[3], max_tokens=1)
         engine.settle()
         unfit = engine.plane.stats()["codec_unfit_blocks_total"]
-        return unfit, engine.connector.catalog.stats().stored
+        ours = [event for event in told if getattr(event, "medium", None) == "STORAGE"]
+        announced = sum(len(event.block_hashes) for event in ours)
+        return unfit, engine.connector.catalog.stats().stored, announced
 
     settings = {"model": model, "options": options} | BF16
-    unfit, stored = live(spoil, **settings)
-    assert (unfit, stored) == (8, 8)
+    config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    assert live(spoil, kv_events_config=config, **settings) == (8, 8, 8)
     answers = live(alone, **settings)
     assert [said for said, _, _ in answers] == [said for said, _, _ in plain]
     assert answers[3][1] == 32, "those before the first that is missing"
