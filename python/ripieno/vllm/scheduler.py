@@ -45,7 +45,6 @@ MAX_CONSECUTIVE_FAILURES = 8
 """Consecutive failed loads after which the store is no longer used, and consecutive failed saves
 after which nothing is stored."""
 
-
 AGAIN_BLOCKS = 1024
 """Blocks of the engine before that a step announces."""
 
