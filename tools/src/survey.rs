@@ -156,7 +156,7 @@ impl Survey {
         }
         let mut catalog = Catalog::new(CatalogConfig {
             files: superblock.layout.files,
-            file_bytes: superblock.layout.stored().unwrap_or(superblock.layout.shape).block_bytes(),
+            file_bytes: superblock.layout.stored().block_bytes(),
             ranks: superblock.ranks,
             words_per_file: superblock.layout.words_per_file,
             namespaces_max: superblock.layout.namespaces_max,

@@ -120,10 +120,9 @@ impl DurableCatalog {
         config: DurableConfig,
         progress: impl FnMut(u64, u64),
     ) -> Result<Self, JournalError> {
-        let StoreLayout { shape, files, words_per_file, namespaces_max, .. } = superblock.layout;
-        let shape = superblock.layout.stored().unwrap_or(shape);
+        let StoreLayout { files, words_per_file, namespaces_max, .. } = superblock.layout;
         let file_bytes = superblock.geometry().map_or_else(
-            || shape.block_bytes() * u64::from(superblock.ranks),
+            || superblock.layout.stored().block_bytes() * u64::from(superblock.ranks),
             |geometry| geometry.file_bytes(),
         );
         let mut catalog = Catalog::new(CatalogConfig {

@@ -157,10 +157,13 @@ pub struct StoreLayout {
 }
 
 impl StoreLayout {
-    /// Returns the shape of a block on the devices; see [`Codec::stored`].
+    /// Returns the shape of a block on the devices.
+    ///
+    /// # Panics
+    /// If the codec has none ([`Codec::stored`]): no such superblock is written, or read.
     #[must_use]
-    pub fn stored(&self) -> Option<KvShape> {
-        self.codec.stored(&self.shape)
+    pub fn stored(&self) -> KvShape {
+        self.codec.stored(&self.shape).expect("it was checked with the superblock")
     }
 }
 
@@ -369,8 +372,7 @@ impl Superblock {
     pub fn geometry(&self) -> Option<Geometry> {
         let data = self.data?;
         let lba_bytes = self.devices.iter().map(|device| device.lba_bytes).max()?;
-        let stored = self.layout.stored()?;
-        Geometry::new(&stored, self.devices.len() as u32, data.group, lba_bytes).ok()
+        Geometry::new(&self.layout.stored(), self.devices.len() as u32, data.group, lba_bytes).ok()
     }
 
     /// Returns the data area as a region of the namespace; `None` without one.

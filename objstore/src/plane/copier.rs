@@ -76,7 +76,7 @@ impl Copier {
         gpu: Option<&StoreGpu>,
         options: &StoreOptions,
     ) -> Result<Self, StoreError> {
-        let (shape, stored) = (layout.shape, layout.stored().unwrap_or(layout.shape));
+        let (shape, stored) = (layout.shape, layout.stored());
         Ok(Self {
             shape,
             bounce: Bounce::new(pool),

@@ -53,7 +53,7 @@ impl Salvage {
         }
         let mut catalog = Catalog::new(CatalogConfig {
             files: layout.files,
-            file_bytes: layout.stored().unwrap_or(layout.shape).block_bytes(),
+            file_bytes: layout.stored().block_bytes(),
             ranks: superblock.ranks,
             words_per_file: layout.words_per_file,
             namespaces_max: layout.namespaces_max,

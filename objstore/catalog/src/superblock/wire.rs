@@ -243,7 +243,7 @@ impl Superblock {
             ("device number", own.is_some_and(|own| u64::from(own.lba_bytes) == lba_bytes)),
             ("rank", rank < ranks),
             ("shape", layout.shape.validate().is_ok()),
-            ("codec", layout.stored().is_some()),
+            ("codec", layout.codec.stored(&layout.shape).is_some()),
             ("number of files", (1..u32::MAX).contains(&layout.files)),
             ("number of checksums", [0, words].contains(&layout.words_per_file.into())),
             ("number of checksums", layout.words_per_file as usize <= CHECKSUMS_MAX),
