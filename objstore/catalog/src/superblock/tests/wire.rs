@@ -112,6 +112,11 @@ fn other_versions_and_their_features_are_refused_by_name() {
     assert_eq!(change(24, 4), CopyFault::Features { bits: 4 });
     assert_eq!(change(24, 5), CopyFault::Features { bits: 4 }, "without those that are known");
     assert_eq!(change(24, 1), CopyFault::Impossible { field: "data area" }, "its slots are raw");
+    // Objects of 4,160 bytes, which have no encoding.
+    let mut odd = bytes.clone();
+    (odd[24], odd[108]) = (1, 64);
+    let fault = Superblock::decode(&sealed(odd)).unwrap_err();
+    assert_eq!(fault, CopyFault::Impossible { field: "codec" });
     assert_eq!(change(56, 9), CopyFault::Impossible { field: "set of roles" });
     assert_eq!(change(60, 9), CopyFault::Impossible { field: "state" });
     // Features that may be ignored.
