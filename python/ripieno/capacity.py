@@ -36,12 +36,12 @@ def made_in(
             share = own
         try:
             if share <= 0:
-                raise InvalidError(f"capacity: nothing of {capacity} bytes is left for {name}")
+                raise InvalidError(f"capacity: nothing of {_size(capacity)} is left for {name}")
             return make(share)
         except InvalidError as error:
             if not others:
                 raise
-            listed = ", ".join(f"{other} ({size} bytes)" for other, size in others.items())
+            listed = ", ".join(f"{other} ({_size(size)})" for other, size in others.items())
             raise InvalidError(
                 f"{error}; a capacity is for all stores in {path}, and others there are {listed}: "
                 f"give more than their sum, or remove what no engine needs: rm -r {os.path.join(path, 'NAME')}"
@@ -72,6 +72,13 @@ def _ranks(entry: os.DirEntry[str]) -> list[str]:
 def _files(home: str) -> int:
     with os.scandir(home) as entries:
         return sum(each.stat().st_size for each in entries if each.name.startswith("device-"))
+
+
+def _size(count: int) -> str:
+    """A number of bytes in the largest unit of which it has one: 1.50 GiB."""
+    power = min(max(count.bit_length() - 1, 0) // 10, 5)
+    unit = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")[power]
+    return f"{count / 1024**power:.{2 if power else 0}f} {unit}"
 
 
 def _family(name: str) -> str:

@@ -21,9 +21,9 @@ def test_stores_share_what_the_directory_has(tmp_path):
     made = prepared(path, "a", 16 * MIB)
     assert sizes(path) == {"a": 16 * MIB}
     assert path.stat().st_mode & 0o777 == 0o700, "nobody else can put files there"
-    with pytest.raises(ripieno.InvalidError, match="nothing of 16777216 bytes is left") as refused:
+    with pytest.raises(ripieno.InvalidError, match="nothing of 16.00 MiB is left") as refused:
         prepared(path, "b", 16 * MIB)
-    assert "others there are a (16777216 bytes)" in str(refused.value)
+    assert "others there are a (16.00 MiB)" in str(refused.value)
     assert f"rm -r {path}/NAME" in str(refused.value)
     assert sizes(path) == {"a": 16 * MIB}, "nothing was made"
     # With more capacity, the new one gets the difference; and both are found again.

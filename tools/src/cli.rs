@@ -603,7 +603,12 @@ fn tip(error: &clap::Error, path: &Path) -> Option<String> {
     let (name, words) = match (given.strip_prefix("--"), of(ContextKind::InvalidValue)) {
         (None, _) => return place(given, path),
         (Some(flag), Some(value)) => {
-            return place(value, path).filter(|_| flag.starts_with("devices"));
+            let flag = flag.split(' ').next();
+            return match (flag, value) {
+                (Some("executor"), "gpu") => Some("a GPU is --executor cuda".to_owned()),
+                (Some("devices"), _) => place(value, path),
+                _ => None,
+            };
         }
         (Some(name), None) => (name.replace('-', "_"), path.0.iter()),
     };

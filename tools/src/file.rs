@@ -52,7 +52,9 @@ fn beside(path: &Path) -> io::Result<(NamedTempFile, PathBuf)> {
     let mut new = Builder::new();
     // The umask is applied, as for any new file.
     let new = new.permissions(Permissions::from_mode(0o666));
-    Ok((new.tempfile_in(directory.unwrap_or(Path::new(".")))?, path))
+    let new = new.tempfile_in(directory.unwrap_or(Path::new(".")));
+    // The error has the name of the temporary file, which nobody asked for.
+    Ok((new.map_err(|error| io::Error::from(error.kind()))?, path))
 }
 
 #[cfg(test)]
@@ -76,6 +78,7 @@ mod tests {
                 let problem = problem.unwrap_err().to_string();
                 let wanted = format!("--out {}: it cannot be written: ", bad.display());
                 assert!(problem.starts_with(&wanted), "{problem}");
+                assert!(!problem[wanted.len()..].contains(".tmp"), "{problem}");
             }
         }
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2);

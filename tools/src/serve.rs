@@ -17,7 +17,8 @@ use ripieno_stack::{
     expand_home, read_file,
 };
 use rustix::{fs::Access, net::SocketAddrUnix};
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 use crate::interrupt::Interrupt;
 use crate::machine;
@@ -100,6 +101,7 @@ struct PinConfig {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HttpConfig {
+    #[serde(deserialize_with = "address")]
     address: SocketAddr,
     token_file: PathBuf,
 }
@@ -115,6 +117,13 @@ struct LimitConfig {
     pins: Option<Given>,
     memory: Option<Given>,
     bandwidth: Option<Given>,
+}
+
+fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map_err(|_| {
+        D::Error::custom(format!("{text}: give an IP address and a port, such as 127.0.0.1:8080"))
+    })
 }
 
 impl LimitConfig {

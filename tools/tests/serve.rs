@@ -247,6 +247,7 @@ fn bad_input_is_refused() {
         (&format!("{at}/store"), "/nowhere/store", "store.path /nowhere/store"),
         (&format!("{at}/socket"), "/nowhere/socket", "socket /nowhere/socket"),
         ("segments", "segment", "is it segments?"),
+        ("[store]", "[http]\naddress = \"localhost:80\"\n[store]", "give an IP address and a port"),
         ("16MiB", "1KiB", "at least a MiB a device"),
         (&format!("{at}/store"), &at, "the directory holds something else"),
         (&format!("{at}/socket"), &config, "a file that is no socket"),

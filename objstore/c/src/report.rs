@@ -6,6 +6,7 @@ use std::ffi::c_char;
 
 use nvme_driver::ControllerEvent;
 use objstore::{Plane, StoreEvent};
+use ripieno_stack::nearest;
 
 use crate::{
     config::text,
@@ -122,10 +123,12 @@ pub unsafe extern "C" fn ripieno_get_stat(
         let (store, to) = unsafe { (handle(store, "store")?, output(value, "value")?) };
         // SAFETY: as the header requires.
         let name = unsafe { text(name, "name")? };
-        let found = store.store.stats()?.into_iter().find(|(known, _)| *known == name);
+        let all = store.store.stats()?;
+        let found = all.iter().find(|(known, _)| *known == name);
         let unknown = || {
-            let why = format!("name: this store has no \"{name}\"; see docs/reference/metrics.md");
-            Failure::invalid(why)
+            let like = nearest(&name, all.iter().map(|(known, _)| known.as_str()), 0.7);
+            let like = like.map_or(String::new(), |known| format!("; is it \"{known}\"?"));
+            Failure::invalid(format!("name: this store has no \"{name}\"{like}"))
         };
         *to = found.ok_or_else(unknown)?.1.into();
         Ok(())

@@ -50,6 +50,8 @@ fn a_former_flag_leads_to_the_present_one_of_the_command() {
         ("bench raw --device /dev/nvme0n1", Some("--block /dev/nvme0n1")),
         ("bench raw --devices /dev/nvme0n1", Some("--block /dev/nvme0n1")),
         ("bench raw --devices file:/tmp", Some("--path /tmp")),
+        ("replay --executor gpu", Some("--executor cuda")),
+        ("replay --executor gpus", None),
         ("bench raw --filename=/dev/nvme0n1", Some("--block")),
         ("bench raw --numjobs 4", Some("--queues")),
         ("bench raw --direct=1", Some("leave it out")),
