@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use crate::ffi;
 
-/// Warp, lookup table, CRC instruction, wide (carry-less) products.
-const FORMS: [u32; 4] = [0, 1, 2, 3];
+/// Warp, lookup table, CRC instruction, wide (carry-less) products, warp of the pool's kernel.
+const FORMS: [u32; 5] = [0, 1, 2, 3, 4];
 
 /// CRC of a part of `bytes`, with at least 16 bytes before and after: a warp loads whole units.
 fn crc(bytes: &[u8], from: usize, len: usize, form: u32) -> u32 {
@@ -56,6 +56,21 @@ proptest! {
         from in 16usize..600,
         len in prop_oneof![0usize..70, 0usize..5000, 0usize..11_000],
     ) {
+        let expected = crc32c::crc32c(&bytes[from..from + len]);
+        for form in FORMS {
+            prop_assert_eq!(crc(&bytes, from, len, form), expected, "form {}", form);
+        }
+    }
+
+    /// A warp loads batches of them ahead.
+    #[test]
+    fn whole_units(
+        bytes in proptest::collection::vec(any::<u8>(), 12_000),
+        from in 1usize..40,
+        units in 0usize..690,
+    ) {
+        let from = from * 16 + bytes.as_ptr().align_offset(16);
+        let len = units * 16;
         let expected = crc32c::crc32c(&bytes[from..from + len]);
         for form in FORMS {
             prop_assert_eq!(crc(&bytes, from, len, form), expected, "form {}", form);

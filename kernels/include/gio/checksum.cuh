@@ -29,7 +29,7 @@ GIO_FN void gio_check(gio_state &s, gio_crc &crc, uint32_t a, uint32_t row, uint
   }
   uint32_t wrong = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t found = gio_crc32c(crc, gio_shfl(at, i), active->object_bytes);
+    const uint32_t found = gio_crc32c<4u>(crc, gio_shfl(at, i), active->object_bytes);
     if (read) {
       if (found != gio_shfl(expected, i)) wrong |= 1u << i;
     } else {

@@ -72,7 +72,7 @@ GIO_FN void gio_move_tile(const gio_scatter_gather_args &a, const gio_object &o,
 GIO_FN void gio_check_object(const gio_scatter_gather_args &a, gio_crc &crc, uint64_t object,
                              const gio_object &o) {
   uint32_t *checksum = gio_ptr<uint32_t>(a.checksums) + object;
-  const uint32_t found = gio_crc32c(crc, o.pool, a.object_bytes);
+  const uint32_t found = gio_crc32c<2u>(crc, o.pool, a.object_bytes);
   GIO_LANES (l, 1) {
     if (a.direction == GIO_GATHER) {
       *checksum = found;

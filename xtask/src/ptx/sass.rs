@@ -6,6 +6,25 @@ pub struct Instruction {
     pub address: u64,
     pub opcode: String,
     pub operands: String,
+    pub control: Control,
+}
+
+/// The part of an instruction that orders it with those before it, whose results take a time that
+/// the assembler cannot know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Control {
+    /// Scoreboard (0 to 5) that is busy until the result is there.
+    pub busy: Option<u8>,
+    /// Scoreboards that must not be busy when the instruction starts, a bit each.
+    pub awaits: u8,
+}
+
+impl Control {
+    /// Decodes the upper half of an instruction of 128 bits (since sm_70).
+    fn of(upper: u64) -> Self {
+        let busy = (upper >> 46 & 7) as u8;
+        Self { busy: (busy < 6).then_some(busy), awaits: (upper >> 52 & 0x3f) as u8 }
+    }
 }
 
 impl Instruction {
@@ -46,9 +65,18 @@ impl Instruction {
     }
 }
 
-/// Parses a listing with lines like `/*0be0*/ @!P1 STG.E.MMIO.SYS [R40], R53 ;`.
+/// Parses a listing with lines like `/*0be0*/ @!P1 STG.E.MMIO.SYS [R40], R53 ; /* 0x... */`. The
+/// upper half of the instruction is alone on the next line.
 pub fn parse(listing: &str) -> Vec<Instruction> {
-    listing.lines().filter_map(instruction).collect()
+    let mut all: Vec<Instruction> = Vec::new();
+    for line in listing.lines() {
+        let upper = line.trim().strip_prefix("/* 0x").and_then(|rest| rest.strip_suffix(" */"));
+        match (upper.map(|upper| u64::from_str_radix(upper, 16)), all.last_mut()) {
+            (Some(Ok(upper)), Some(last)) => last.control = Control::of(upper),
+            _ => all.extend(instruction(line)),
+        }
+    }
+    all
 }
 
 /// Returns the part of a listing for one function.
@@ -67,7 +95,8 @@ fn instruction(line: &str) -> Option<Instruction> {
     }
     let (opcode, operands) = text.split_once(' ').unwrap_or((text, ""));
     let (opcode, operands) = (opcode.to_owned(), operands.trim().to_owned());
-    (!opcode.is_empty()).then_some(Instruction { address, opcode, operands })
+    let control = Control::default();
+    (!opcode.is_empty()).then_some(Instruction { address, opcode, operands, control })
 }
 
 /// Returns true if an instruction is between a backward branch and its target.
@@ -99,6 +128,18 @@ mod tests {
         assert_eq!(all[2].target(), Some(0x280));
         assert_eq!(all[3].opcode, "ERRBAR");
         assert!(in_loop(&all, 0xbe0) && !in_loop(&all, 0x100));
+    }
+
+    #[test]
+    fn the_order_of_instructions_is_read() {
+        let text = "\
+        /*0010*/                   S2R R56, SR_CTAID.X ;          /* 0x0000000000387919 */
+                                                                 /* 0x000e220000002500 */
+        /*0040*/                   IMAD R56, R56, UR4, R3 ;       /* 0x0000000438387c24 */
+                                                                 /* 0x001fe2000f8e0203 */";
+        let all = parse(text);
+        assert_eq!(all[0].control, Control { busy: Some(0), awaits: 0 });
+        assert_eq!(all[1].control, Control { busy: None, awaits: 1 });
     }
 
     #[test]

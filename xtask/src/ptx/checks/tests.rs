@@ -9,6 +9,7 @@ ld.relaxed.sys.global.u32 %r1, [%rd2];
 ld.acquire.sys.global.u32 %r1, [%rd2];
 ld.acquire.sys.global.u64 %r1, [%rd2];
 ld.relaxed.sys.global.v2.u64 {%rd1, %rd2}, [%rd3];
+ld.relaxed.sys.global.v2.u64 {%rd1, %rd2}, [%rd3];
 fence.acq_rel.sys;
 st.relaxed.sys.global.u32 [%rd1], %r1;
 st.release.sys.global.u32 [%rd1], %r1;
@@ -58,15 +59,31 @@ const SASS: &[&str] = &[
     "@P0 BRA 0x0",
 ];
 
+/// Numbers the lines of a listing, and appends the loop of a checksum: a load, `meanwhile` SHFLs, the
+/// first wait for it, and more of them.
+fn listing(lines: &[String], meanwhile: usize) -> String {
+    let line = |i: usize, text: &str| format!("/*{:04x}*/ {text} ;\n", i * 16);
+    let upper = |bits: u64| format!("/* 0x{bits:016x} */\n");
+    let (start, shuffle) = (lines.len(), "SHFL.IDX PT, R9, R8, R7, 0x1f");
+    let mut all: String = lines.iter().enumerate().map(|(i, text)| line(i, text)).collect();
+    all += &line(start, "LDG.E.128.STRONG.SYS R8, desc[UR6][R2.64]");
+    all += &upper(5 << 46);
+    let used = start + 1 + meanwhile;
+    all.extend((start + 1..used).map(|i| line(i, shuffle)));
+    all += &line(used, "LOP3.LUT R8, R8, R9, RZ, 0x3c, !PT");
+    all += &upper(1 << 57 | 7 << 46);
+    all.extend((used + 1..used + 30).map(|i| line(i, shuffle)));
+    all + &line(used + 30, &format!("BRA {:#x}", start * 16))
+}
+
 /// Returns the names of the checks that fail after `change` was made to a passing kernel.
 fn failures(change: impl Fn(&mut Vec<String>, &mut Resources)) -> Vec<&'static str> {
     let mut lines: Vec<String> = SASS.iter().map(ToString::to_string).collect();
     let mut resources = Resources { registers: 120, stack_bytes: 0, spill_bytes: 0 };
     change(&mut lines, &mut resources);
-    let lines = lines.iter().enumerate();
-    let listing: String = lines.map(|(i, line)| format!("/*{:04x}*/ {line} ;\n", i * 16)).collect();
     let name = "gio_kernel".to_owned();
-    let checks = io(PTX, &Kernel { name, resources, sass: parse(&listing) });
+    let sass = parse(&listing(&lines, STRIPES_MEANWHILE * SHUFFLES));
+    let checks = io(PTX, &Kernel { name, resources, sass });
     checks.iter().filter(|check| !check.passed()).map(|check| check.name).collect()
 }
 
@@ -143,6 +160,15 @@ fn a_poll_that_left_its_loop_is_seen() {
 }
 
 #[test]
+fn a_load_that_is_waited_for_at_once_is_seen() {
+    for (meanwhile, stripes, passes) in [(28, 1, true), (27, 1, false), (83, 3, false)] {
+        let found = checksums(&parse(&listing(&[], meanwhile)), stripes);
+        assert_eq!((found.found, found.passed()), (meanwhile as u64, passes));
+    }
+    assert_eq!(checksums(&[], 1).found, 0);
+}
+
+#[test]
 fn what_the_source_no_longer_asks_for_fails() {
     let empty = io("", &Kernel::default());
     let failed = empty.iter().filter(|check| !check.passed()).count();
@@ -166,8 +192,8 @@ const POOL_SASS: &[&str] = &[
 
 /// Returns the names of the failed checks of a pool kernel after replacing `from` by `to`.
 fn pool_failures(name: &str, from: &str, to: &str) -> Vec<&'static str> {
-    let lines = POOL_SASS.iter().enumerate();
-    let listing: String = lines.map(|(i, line)| format!("/*{:04x}*/ {line} ;\n", i * 16)).collect();
+    let lines: Vec<String> = POOL_SASS.iter().map(ToString::to_string).collect();
+    let listing = listing(&lines, POOL_STRIPES_MEANWHILE * SHUFFLES);
     let sass = parse(&listing.replacen(from, to, 1));
     let kernel = Kernel { name: name.to_owned(), resources: Resources::default(), sass };
     let checks = pool(POOL_PTX, &kernel);
