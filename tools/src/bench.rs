@@ -445,7 +445,13 @@ impl<'a> Raw<'a> {
         (to_fill.max(self.in_flight() as u32), each)
     }
 
-    fn check_memory(&self) -> Result<(), Problem> {
+    /// Rejects more memory, or larger scratch files, than this machine has room for.
+    fn check_room(&self) -> Result<(), Problem> {
+        if let Some((emu, dir)) = self.devices.emu().and_then(|emu| Some((emu, emu.dir()?))) {
+            let needed = self.emu_bytes(emu).saturating_mul(emu.count.into());
+            let hint = "give a smaller --size, or a directory on a larger file system";
+            machine::check_disk(dir, dir, needed, hint)?;
+        }
         let (pairs, each) = self.buffers();
         let buffers = u64::from(pairs) * 2 * u64::from(each);
         let in_memory = self.devices.emu().filter(|emu| emu.media == Media::Memory);
@@ -545,7 +551,11 @@ impl<'a> Raw<'a> {
             let name = controller.lock().id().to_owned();
             if area.bytes < largest {
                 let found = Size(area.bytes);
-                let problem = format!("--bs {}: {found} of {name} are used", Size(largest));
+                let flag = if self.flags.size.is_some() { "--size" } else { "--bs" };
+                let problem = format!(
+                    "{flag}: {found} of {name} are used, for transfers of {}",
+                    Size(largest)
+                );
                 return Err(
                     Problem::new(problem, "give a larger --size, or smaller transfers").into()
                 );
@@ -644,7 +654,7 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
         gpu::set_environment();
     }
     let mut interrupt = Interrupt::listen()?;
-    raw.check_memory()?;
+    raw.check_room()?;
     let gpu = raw.executor.gpu().map_err(user_error)?;
     interrupt.orderly();
     let mut bench = raw.open(gpu.as_ref())?;

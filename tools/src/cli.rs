@@ -655,11 +655,17 @@ fn fio(name: &str) -> Option<&'static str> {
         "numjobs" => "it is --queues here: queue pairs of each device, all used by one thread",
         "output" => "results are on stdout: write > FILE",
         "output_format" => "it is --json here",
+        "rwmixwrite" => "it is --rwmixread here, the part that is read: 100 less this",
+        "offset" => "leave it out: the area begins at the device's start; --size says how much",
+        "invalidate" => "leave it out: direct transfers have no cache to invalidate",
+        "iodepth_batch" | "iodepth_batch_submit" | "iodepth_batch_complete" => {
+            "leave it out: all that fits in --iodepth is submitted together"
+        }
         "ramp_time" => "it is --ramp here",
         "randseed" => "it is --seed here",
         "readwrite" => "it is --rw here",
         "direct" | "group_reporting" | "norandommap" | "percentile_list" | "randrepeat"
-        | "registerfiles" | "thread" | "time_based" | "verify" => "leave it out: it is always so",
+        | "registerfiles" | "thread" | "time_based" | "verify" => "leave it out: it is always on",
         "fixedbufs" => "leave it out: the executor registers buffers, or does not",
         "refill_buffers" => "leave it out: buffers are filled once, with random bytes",
         "buffered" | "end_fsync" | "fsync" | "latency_target" | "rate" | "rate_iops" | "sync"
@@ -669,7 +675,7 @@ fn fio(name: &str) -> Option<&'static str> {
         "eta" | "status_interval" | "write_bw_log" | "write_lat_log" => {
             "leave it out: a measurement has one result, a row"
         }
-        "ioengine" => "leave it out: --executor says where NVMe commands are made, in userspace",
+        "ioengine" => "leave it out: --executor file is io_uring, the others are NVMe queues",
         "name" => "leave it out: each measurement has a row",
         _ => return None,
     })
@@ -693,7 +699,11 @@ fn place(text: &str, path: &Path) -> Option<String> {
         true => ("devices", "ng:/dev/ng0n1, the namespace beside /dev/nvme0n1".to_owned()),
         false if is_drive => ("devices", format!("vfio:{at}")),
         false if at.contains('/') || text != at || std::path::Path::new(at).is_dir() => {
-            ("path", at.to_owned())
+            // fio names a file, and here it is the directory for scratch files.
+            let parent = std::path::Path::new(at).parent().filter(|dir| dir.is_dir());
+            let is_file = path.has("iodepth") && !std::path::Path::new(at).is_dir();
+            let parent = parent.filter(|_| is_file);
+            ("path", parent.map_or(at.to_owned(), |dir| dir.display().to_string()))
         }
         false => return None,
     };

@@ -18,6 +18,7 @@ use crate::devices;
 use crate::drives;
 use crate::interrupt::Interrupt;
 use crate::keep;
+use crate::machine;
 use crate::model::{self, Model, Shape};
 use crate::offline;
 use crate::options::{StoreFlags, Takes};
@@ -113,9 +114,11 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
     let new = config.files().is_some() || config.lba.is_some() || !flags.block.is_empty();
     let mut devices = match config.path.as_deref() {
         Some(dir) if !StoreDir::exists(dir) => {
-            check_parent(dir)?;
+            let parent = check_parent(dir)?;
             let options = new_store_dir(flags, &format)?;
             if let (true, StoreDirMedia::Files { count, bytes }) = (flags.dry_run, &options.media) {
+                let at = if dir.is_dir() { dir } else { &parent };
+                machine::check_disk(dir, at, *bytes, "give a smaller --capacity")?;
                 Report::of_files(dir, *count, *bytes, &format).print(flags)?;
                 return Ok(0);
             }
@@ -198,13 +201,14 @@ fn allow(flags: &FormatFlags, held: &[Held]) -> Result<(), Problem> {
     ))
 }
 
-/// Rejects a directory that cannot be made, also for a dry run.
-fn check_parent(dir: &Path) -> Result<(), Problem> {
+/// Returns the directory that `dir` will be in; without one, `dir` cannot be made.
+fn check_parent(dir: &Path) -> Result<PathBuf, Problem> {
     let dir = expand_home(dir);
     // An empty parent is the working directory.
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
-    if parent.is_none_or(Path::is_dir) {
-        return Ok(());
+    let parent = parent.unwrap_or(Path::new("."));
+    if parent.is_dir() {
+        return Ok(parent.to_owned());
     }
     Err(Problem::new(
         format!("--path {}: the directory that it would be in is not there", dir.display()),

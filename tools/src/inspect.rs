@@ -125,7 +125,10 @@ fn check_devices(
         print(format_args!("clean: {} blocks are stored", grouped(survey.stored_files.into())))?;
     } else {
         print(format_args!("damaged:\n  {}", damage.join("\n  ")))?;
-        if findings.is_some() {
+        for what in repairs(&survey, None) {
+            say(format_args!(" hint: --repair rewrites {what}"));
+        }
+        if findings.as_ref().is_some_and(|found| found.kept > 0) {
             say(format_args!(" hint: add --repair to keep these blocks; nothing was changed"));
         }
     }

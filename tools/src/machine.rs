@@ -30,6 +30,25 @@ pub(crate) fn disk_available(directory: &Path) -> std::io::Result<u64> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
+/// Rejects files of `needed` bytes in `directory`, which is in or will be in `at`, if fewer are free.
+pub(crate) fn check_disk(
+    directory: &Path,
+    at: &Path,
+    needed: u64,
+    hint: &str,
+) -> Result<(), Problem> {
+    let wrong = |why: String| format!("--path {}: {why}", directory.display());
+    let free = disk_available(at).map_err(|error| {
+        let hint = "name a directory that exists and that you may write to";
+        Problem::new(wrong(error.to_string()), hint)
+    })?;
+    if needed <= free {
+        return Ok(());
+    }
+    let [needed, free] = [needed, free].map(Size);
+    Err(Problem::new(wrong(format!("{needed} are needed, but {free} are free there")), hint))
+}
+
 /// Returns what makes a result, where and when, as JSON.
 pub(crate) fn run() -> serde_json::Value {
     let mut date = String::new();

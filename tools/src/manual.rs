@@ -8,7 +8,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 
 use crate::problem::Problem;
-use crate::terminal;
+use crate::terminal::{self, say};
 
 /// Flags of `ripieno completions`.
 #[derive(Debug, Args)]
@@ -56,9 +56,11 @@ pub(crate) fn write(flags: &ManFlags, ripieno: Command) -> anyhow::Result<u8> {
             Man::new(ripieno.disable_help_subcommand(true)).render(&mut page)?;
             terminal::print(String::from_utf8(page)?.trim_end())?;
         }
-        Some(dir) => [ripieno, nvme_bind::command()]
-            .into_iter()
-            .try_for_each(|command| write_all(dir, command))?,
+        Some(dir) => {
+            let programs = [ripieno, nvme_bind::command()];
+            programs.into_iter().try_for_each(|command| write_all(dir, command))?;
+            say(format_args!("all pages are in {}", dir.display()));
+        }
     }
     Ok(0)
 }

@@ -140,23 +140,9 @@ impl Sizing {
         ];
         let emu = args.devices.emu();
         if let Some(directory) = emu.and_then(EmuChoice::dir) {
-            let free = machine::disk_available(directory).map_err(|error| {
-                Problem::new(
-                    format!("--path {}: {error}", directory.display()),
-                    "name a directory that exists and that you may write to",
-                )
-            })?;
-            if !found && free < data {
-                return Err(Problem::new(
-                    format!(
-                        "--path {}: the replay will write {}, but {} are free there",
-                        directory.display(),
-                        Size(data),
-                        Size(free)
-                    ),
-                    "name a directory on a larger file system, or set --capacity or --requests",
-                ));
-            }
+            let needed = if found { 0 } else { data };
+            let hint = "name a directory on a larger file system, or set --capacity or --requests";
+            machine::check_disk(directory, directory, needed, hint)?;
         } else if emu.is_some() {
             memory = memory.saturating_add(data);
             parts.push(format!("{} in the store", Size(data)));

@@ -102,8 +102,10 @@ impl Survey {
         survey.add_copies();
         let Some(first) = survey.devices.iter().find_map(|device| device.superblock.clone()) else {
             if survey.damage.is_empty() {
-                let message = elsewhere.unwrap_or_else(|| "there is no store on it".to_owned());
-                anyhow::bail!(Problem::new(message, "make one with ripieno format"));
+                let names: Vec<_> = survey.devices.iter().map(|it| it.device.as_str()).collect();
+                let none = || format!("{}: no copy of a superblock is there", names.join(", "));
+                let hint = "make a store with ripieno format; what one had there cannot be found";
+                anyhow::bail!(Problem::new(elsewhere.unwrap_or_else(none), hint));
             }
             return Ok(survey);
         };

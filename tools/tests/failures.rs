@@ -101,7 +101,7 @@ fn a_device_that_is_not_what_it_was_is_named() {
     // Replaced by a device of the same size without a store.
     fs::copy(&spare, &device).unwrap();
     place.blank(1);
-    place.refused(REPLAY, &["device-1.img", "there is no store on it", "format it first"]);
+    place.refused(REPLAY, &["device-1.img", "there is no store on it", "format all of them again"]);
     assert!(place.run("fsck", 1).contains("device-1.img: there is no store on it"));
     // Replaced by a device of another store.
     let other = Place::new();

@@ -46,6 +46,9 @@ fn a_home_is_made_and_found_by_a_replay() {
     assert!(!new.exists(), "a dry run leaves nothing");
     made(&new, "--capacity 16MiB");
     assert!(new.join("home.json").exists());
+    let large = place.path().join("large");
+    let refused = made(&large, "--capacity 900TiB --dry-run");
+    assert!(refused.contains("are needed, but"), "{refused}");
     let refused = made(&nowhere, "--capacity 16MiB --dry-run");
     assert!(refused.contains("the directory that it would be in is not there"), "{refused}");
     place.refused("format", &["needs a size", "--capacity"]);

@@ -424,8 +424,8 @@ extern "C" uint32_t gio_host_run(const gio_args *args, uint32_t first, uint32_t 
   return moved | all;
 }
 
-// For tests: returns the CRC as computed by a warp of this kernel (`how` 0) or of the pool's (4), or
-// by GIO_CRC_BY_* as far as the processor supports it.
+// For tests: returns the CRC as computed by a warp of this kernel (`how` 0) or of the pool's (4),
+// or by GIO_CRC_BY_* as far as the processor supports it.
 extern "C" uint32_t gio_host_crc32c(uint64_t at, uint32_t bytes, uint32_t how) {
   if (how != 0u && how != 4u) return gio_crc_by(gio_min(how, gio_crc_best()), at, bytes);
   gio_crc crc;

@@ -298,7 +298,8 @@ impl Builder {
                 false => Executor::File,
             }),
             (_, Executor::File) if !devices.has_files() => {
-                let problem = "file is for drives ng: and files of full speed; take host";
+                let problem =
+                    "file is for a store in a path at full speed, and drives ng:; take host";
                 Err(StackError::config("executor", problem))
             }
             _ => Ok(executor),

@@ -265,7 +265,7 @@ impl StoreDir {
         lock: impl Fn(&Path) -> Result<Lock, StoreDirError>,
     ) -> Result<Self, StoreDirError> {
         let dir = &*expand_home(dir);
-        let read = || Manifest::read(dir)?.ok_or(StoreDirError::Missing { dir: dir.to_owned() });
+        let read = || Manifest::read(dir)?.ok_or_else(|| no_manifest(dir));
         // Makes no lock file where there is no store.
         read()?;
         warn_of_others(dir);
@@ -356,7 +356,7 @@ pub(crate) fn check_files(
     media: &StoreDirMedia,
 ) -> Result<(), StoreDirError> {
     let StoreDirMedia::Files { count, bytes } = media else { return Ok(()) };
-    let found = Manifest::read(dir)?.ok_or(StoreDirError::Missing { dir: dir.to_owned() })?;
+    let found = Manifest::read(dir)?.ok_or_else(|| no_manifest(dir))?;
     let sizes: Vec<u64> = found.devices.iter().map(|device| device.bytes).collect();
     let each = file_bytes(*count, *bytes);
     if sizes.len() == *count as usize && sizes.iter().all(|size| *size == each) {
@@ -516,6 +516,20 @@ pub(crate) fn check_empty(dir: &Path, is_ours: impl Fn(&str) -> bool) -> Result<
         }
     }
     Ok(())
+}
+
+/// Returns the error of a directory without a manifest.
+fn no_manifest(dir: &Path) -> StoreDirError {
+    let mut files = fs::read_dir(dir).into_iter().flatten().flatten();
+    let name = |entry: fs::DirEntry| entry.file_name().into_string().ok();
+    let device = files.find_map(|entry| name(entry).filter(|name| file_number(name).is_some()));
+    match device {
+        Some(device) => StoreDirError::Damaged {
+            path: dir.join(manifest::NAME),
+            why: format!("it is missing, and {device} is here"),
+        },
+        None => StoreDirError::Missing { dir: dir.to_owned() },
+    }
 }
 
 /// Makes the file of a device.

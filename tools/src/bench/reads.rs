@@ -55,7 +55,7 @@ pub(super) fn measure(
     let flags = RawFlags::of_reads(args, transfer, DEPTH);
     let mut raw = Raw::check(&flags)?;
     (raw.contexts, raw.entries) = (abi::IOCTX_MAX, args.depth());
-    raw.check_memory()?;
+    raw.check_room()?;
     interrupt.orderly();
     let mut bench = raw.open(gpu.as_ref())?;
     let lba = bench.areas.iter().map(|area| 1 << area.lba_shift).max().unwrap_or(LBA_MAX);

@@ -236,7 +236,7 @@ impl Report {
         match &self.setting.gpu {
             Some(gpu) => gpu.kernel_words(),
             None if self.args.executor == Executor::File => {
-                "none: threads read and write the files".to_owned()
+                "none: the executor file reads and writes the files".to_owned()
             }
             None if self.args.executor == Executor::Inline => "the calling thread".to_owned(),
             None => "threads of this machine's CPU".to_owned(),
@@ -251,6 +251,9 @@ impl Report {
         let Limits { lba_bytes, mdts_bytes } = self.setting.limits;
         let limit = mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
         let what = match self.args.devices.emu().map(EmuChoice::media) {
+            Some(media) if self.args.executor == Executor::File => {
+                return format!("files, media: {media}, blocks of {lba_bytes} bytes");
+            }
             Some(media) => format!("software controllers, media: {media}"),
             None => self.args.devices.to_string(),
         };
@@ -278,11 +281,15 @@ impl Report {
             row(
                 "hits",
                 format!("{} of {}", grouped(hit), grouped(asked)),
-                format!(
-                    "{:.1} % of trace blocks; without limits {}",
-                    100.0 * ratio(hit, asked),
-                    grouped(self.ideal_hits)
-                ),
+                // A store that was there before has more.
+                match hit <= self.ideal_hits {
+                    true => format!(
+                        "{:.1} % of trace blocks; without limits {}",
+                        100.0 * ratio(hit, asked),
+                        grouped(self.ideal_hits)
+                    ),
+                    false => format!("{:.1} % of trace blocks", 100.0 * ratio(hit, asked)),
+                },
             ),
             row("retrieved", Size(retrieved), rate(&tally.retrieve)),
             row("stored", Size(stored), rate(&tally.store)),

@@ -148,8 +148,8 @@ fn checksums(sass: &[Instruction], stripes: usize) -> Check {
     let meanwhile = (0..sass.len()).filter_map(|at| {
         let busy = sass[at].control.busy.filter(|_| sass[at].is_load(&["128", "STRONG", "SYS"]))?;
         let inner = loops.iter().filter(|span| span.contains(&at)).min_by_key(|span| span.len())?;
-        // The first loads are in front of the loop. Objects that begin or end inside a unit are rare,
-        // and loaded one by one.
+        // The first loads are in front of the loop. Objects that begin or end inside a unit are
+        // rare, and loaded one by one.
         let is_outer =
             loops.iter().any(|span| span.len() < inner.len() && inner.contains(&span.start));
         if is_outer || picks(&sass[inner.clone()]) <= SHUFFLES {

@@ -56,8 +56,8 @@ pub fn check_set(members: &[Member], expected: &Expected) -> Result<Vec<Superblo
             OnDevice::Ours(superblock) => superblocks.push((**superblock).clone()),
             OnDevice::Blank => {
                 return wrong(format!(
-                    "{device}: there is no store on it; format it first, or name the device that \
-                     has one"
+                    "{device}: there is no store on it; name the device of this store, or format \
+                     all of them again, which loses what is stored"
                 ));
             }
             OnDevice::Foreign(what) => {

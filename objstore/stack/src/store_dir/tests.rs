@@ -86,6 +86,14 @@ fn sizes_that_no_file_has_are_refused() {
 }
 
 #[test]
+fn files_without_their_manifest_are_a_store_that_is_damaged() {
+    let place = tempfile::tempdir().unwrap();
+    drop(made(place.path(), 2, 2 * MIB));
+    fs::remove_file(place.path().join("home.json")).unwrap();
+    said(StoreDir::open(place.path()), "it is missing, and device-");
+}
+
+#[test]
 fn files_that_a_killed_process_still_writes_are_waited_for() {
     let place = tempfile::tempdir().unwrap();
     let store_dir = made(place.path(), 1, MIB);

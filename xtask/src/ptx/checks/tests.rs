@@ -59,8 +59,8 @@ const SASS: &[&str] = &[
     "@P0 BRA 0x0",
 ];
 
-/// Numbers the lines of a listing, and appends the loop of a checksum: a load, `meanwhile` SHFLs, the
-/// first wait for it, and more of them.
+/// Numbers the lines of a listing, and appends the loop of a checksum: a load, `meanwhile` SHFLs,
+/// the first wait for it, and more of them.
 fn listing(lines: &[String], meanwhile: usize) -> String {
     let line = |i: usize, text: &str| format!("/*{:04x}*/ {text} ;\n", i * 16);
     let upper = |bits: u64| format!("/* 0x{bits:016x} */\n");
