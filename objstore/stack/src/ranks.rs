@@ -238,7 +238,7 @@ impl Ranks {
         let found = Manifest::read(dir)?;
         let dir = dir.to_owned();
         match found {
-            None => Err(StoreDirError::Missing { dir }.into()),
+            None => Err(StoreDirError::Missing { dir, found: String::new() }.into()),
             Some(found) if found.state == State::Making => {
                 Err(StoreDirError::HalfMade { dir }.into())
             }

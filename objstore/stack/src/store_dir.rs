@@ -523,13 +523,9 @@ fn no_manifest(dir: &Path) -> StoreDirError {
     let mut files = fs::read_dir(dir).into_iter().flatten().flatten();
     let name = |entry: fs::DirEntry| entry.file_name().into_string().ok();
     let device = files.find_map(|entry| name(entry).filter(|name| file_number(name).is_some()));
-    match device {
-        Some(device) => StoreDirError::Damaged {
-            path: dir.join(manifest::NAME),
-            why: format!("it is missing, and {device} is here"),
-        },
-        None => StoreDirError::Missing { dir: dir.to_owned() },
-    }
+    let found =
+        device.map_or(String::new(), |device| format!(": {device} is, and no {}", manifest::NAME));
+    StoreDirError::Missing { dir: dir.to_owned(), found }
 }
 
 /// Makes the file of a device.

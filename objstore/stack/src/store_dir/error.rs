@@ -10,12 +10,14 @@ use crate::size::Size;
 pub enum StoreDirError {
     /// The directory holds no store.
     #[error(
-        "{}: there is no store here; create one, or name another directory",
+        "{}: there is no store here{found}; create one, or name another directory",
         dir.display()
     )]
     Missing {
         /// The directory.
         dir: PathBuf,
+        /// What makes it look like one.
+        found: String,
     },
     /// The directory holds a store already.
     #[error(

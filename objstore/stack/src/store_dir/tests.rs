@@ -86,11 +86,11 @@ fn sizes_that_no_file_has_are_refused() {
 }
 
 #[test]
-fn files_without_their_manifest_are_a_store_that_is_damaged() {
+fn files_without_their_manifest_are_named() {
     let place = tempfile::tempdir().unwrap();
     drop(made(place.path(), 2, 2 * MIB));
     fs::remove_file(place.path().join("home.json")).unwrap();
-    said(StoreDir::open(place.path()), "it is missing, and device-");
+    said(StoreDir::open(place.path()), ".img is, and no home.json");
 }
 
 #[test]
