@@ -3,7 +3,7 @@
 #
 # mooncake-transfer-engine-non-cuda 0.3.13.post1, Python 3.11, Debian 12, loopback over TCP. The
 # master has -root_fs_dir, so that objects are written to files, too; its client gives 32 MiB of
-# memory. 64 objects of 1 MiB are put, three files are then spoilt, and all is started again.
+# memory. 64 objects of 1 MiB are put, three files are then damaged, and all is started again.
 #
 # Guess: files are named after the keys, so a restarted store finds them, or it removes them. What
 #        is read from a file is checked; a key whose file is gone or short does not exist.
@@ -65,7 +65,7 @@ def exist():
     return sum(store.is_exist(f"key{key}") == 1 for key in KEYS)
 
 
-def spoilt(title, key):
+def damaged(title, key):
     got = store.get(f"key{key}")
     text = "right" if got == value(key) else got if len(got) < MIB else "wrong bytes"
     print(f"{title} file: exists {store.is_exist(f'key{key}')}, get: {text}")
@@ -85,12 +85,12 @@ if run == "first":
     with open(files()["key0"], "r+b") as file:
         file.seek(500)
         file.write(bytes([value(0)[500] ^ 1]))
-    spoilt("changed", 0)
+    damaged("changed", 0)
     with open(files()["key1"], "r+b") as file:
         file.truncate(600_000)
-    spoilt("short", 1)
+    damaged("short", 1)
     files()["key2"].unlink()
-    spoilt("removed", 2)
+    damaged("removed", 2)
 else:
     time.sleep(3)
     print(f"restarted: {exist()} objects exist, {len(files())} files")

@@ -7,7 +7,7 @@
 #
 # Guess: the cache is in the type in which the model computes, if one does not ask for less. A state
 #        is handed out as it is, so that saving and restoring it is exact and costs as much.
-# Seen:  it is uint8 with a scale for each token and head. With a channel of K that is 50 times as
+# Seen:  it is uint8, with a scale for each token of a head. With a channel of K that is 50 times as
 #        large as the others, as models have them, the scale is that channel's, and the others are
 #        off by 6 % of their deviation. A state is handed out in float32, so a saved prefix is four
 #        times the cache; set again, it is quantised again, to slightly other numbers.

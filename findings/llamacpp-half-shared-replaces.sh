@@ -1,24 +1,27 @@
 #!/usr/bin/env bash
-# llama.cpp: prompts that share more than half are not kept in the server's cache in RAM.
+# llama.cpp: prompts that share more than half replace each other, with three slots and RAM free.
 #
 # xllamacpp 2026.10.11549 (llama.cpp's server as a wheel), Python 3.11, CPU. A model of 2 layers,
-# made here, one slot, cache_ram_mib 8192 (the default). Three prompts of 501 tokens that begin
-# alike are asked for in turn, twice; shown is how many tokens of each are computed.
+# made here; a cache of 8 GiB in RAM, the default. Three prompts of 501 tokens that begin alike are
+# asked for in turn, twice; shown is how many tokens of each are computed.
 #
-# Guess: a prompt that leaves the slot for another one goes to the cache in RAM, which has room for
-#        thousands, so that it is computed once.
-# Seen:  it goes there only if less than half of it is also the beginning of the next prompt. With
-#        240 tokens in common each prompt is computed once, with 260 each time, but for what the
-#        last one left in the slot.
+# Guess: each prompt gets a slot as long as there are empty ones, and one that leaves a slot goes to
+#        the cache in RAM, which has room for thousands: each is computed once.
+# Seen:  a prompt that has more than a tenth in common with what a slot holds gets that slot, while
+#        others are empty (slot_prompt_similarity). And what it replaces there goes to the RAM only
+#        if less than half of it is also the beginning of the new one. With 240 tokens in common
+#        each prompt is computed once, with 260 its own part is computed each time.
 #
-#            0 in common: 501 500 500 1 1 1
-#            240 in common: 501 260 260 1 1 1
-#            260 in common: 501 240 240 240 240 240
-#            400 in common: 501 100 100 100 100 100
+#            1 slot, 0 in common: 501 500 500 1 1 1
+#            1 slot, 240 in common: 501 260 260 1 1 1
+#            1 slot, 260 in common: 501 240 240 240 240 240
+#            4 slots, 260 in common: 501 240 240 240 240 240
+#            4 slots, 400 in common: 501 100 100 100 100 100
+#            4 slots, similarity 0.9, 400 in common: 501 501 100 1 1 1
 #
-# For conversations with a long system prompt, or with tools, which most of a prompt can be: with
-# fewer slots than conversations, the part that is their own is computed anew in each turn, and
-# --cache-ram does not help. A slot for each does (--parallel), or saving slots.
+# For conversations with a long system prompt, or with tools, which most of a prompt can be: all of
+# them share one slot, and what is their own is computed anew in each turn. Neither --cache-ram nor
+# --parallel helps; --slot-prompt-similarity 0.9 does, with a slot for each.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -76,22 +79,35 @@ def computed(server, prompt):
 
 
 model()
-for common in (0, 240, 260, 400):
+for slots, similarity, common in (
+    (1, 0.1, 0),
+    (1, 0.1, 240),
+    (1, 0.1, 260),
+    (4, 0.1, 260),
+    (4, 0.1, 400),
+    (4, 0.9, 400),
+):
     params = xllamacpp.CommonParams()
     params.model.path = "model.gguf"
-    params.n_ctx, params.n_parallel, params.port = 4096, 1, 0
+    params.n_ctx, params.n_parallel, params.port = 4096, slots, 0
     params.warmup = params.fit_params = False
     assert params.cache_ram_mib == 8192
+    title = f"{slots} slot{'s' if slots > 1 else ''}"
+    if similarity != round(params.slot_prompt_similarity, 3):
+        params.slot_prompt_similarity = similarity
+        title += f", similarity {similarity}"
     server = xllamacpp.Server(params)
     prompts = [[1] + text(9, common) + text(own, 500 - common) for own in (1, 2, 3)]
-    print(f"{common} in common:", *(computed(server, prompt) for prompt in prompts * 2))
+    print(f"{title}, {common} in common:", *(computed(server, prompt) for prompt in prompts * 2))
     del server
 PYTHON
 venv/bin/python ask.py 2>log | tee seen
 cat >expected <<'TEXT'
-0 in common: 501 500 500 1 1 1
-240 in common: 501 260 260 1 1 1
-260 in common: 501 240 240 240 240 240
-400 in common: 501 100 100 100 100 100
+1 slot, 0 in common: 501 500 500 1 1 1
+1 slot, 240 in common: 501 260 260 1 1 1
+1 slot, 260 in common: 501 240 240 240 240 240
+4 slots, 260 in common: 501 240 240 240 240 240
+4 slots, 400 in common: 501 100 100 100 100 100
+4 slots, similarity 0.9, 400 in common: 501 501 100 1 1 1
 TEXT
 diff expected seen && echo "as written above"
