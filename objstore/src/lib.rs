@@ -269,10 +269,10 @@ pub use error::{Failure, RegistrationError, StoreError};
 pub use ids::{JobId, LayerDone, Move, PoolId, Ticket};
 pub use kv_catalog::{
     BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, Codec, DeviceIndex, DurableCatalog,
-    FileId, FormatError, Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace,
-    NamespaceId, NamespaceOwner, NewPin, NotDurable, ObjectPlace, Outcome, Owner, PinAnswer,
-    PinLimits, PinList, PinStatus, PolicyKind, Reference, ReferenceId, Region, Reported, Row, Seal,
-    Slot, StoreId, StoredFile, Usage, Write, WriteBudget, WriteId,
+    FileId, FormatError, Geometry, JournalError, KeyChain, KeyState, KvShape, Layer, LayoutError,
+    Namespace, NamespaceId, NamespaceOwner, NewPin, NotDurable, ObjectPlace, Outcome, Owner,
+    PinAnswer, PinLimits, PinList, PinStatus, PolicyKind, Reference, ReferenceId, Region, Reported,
+    Row, Seal, Slot, StoreId, StoredFile, Usage, Write, WriteBudget, WriteId,
 };
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;

@@ -9,8 +9,8 @@ use std::{
 
 use nvme_driver::{Clock, MonotonicClock};
 use objstore::{
-    DurableCatalog, FileId, NamespaceId, NewPin, PinLimits, ReferenceId, Reported, StoreError,
-    StoreId, StoreOptions, WriteId,
+    DurableCatalog, FileId, KeyState, NamespaceId, NewPin, PinLimits, ReferenceId, Reported,
+    StoreError, StoreId, StoreOptions, WriteId,
 };
 use pyo3::{
     prelude::*,
@@ -177,6 +177,21 @@ impl Catalog {
     fn are_stored(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
         let keys = arguments::keys(keys)?;
         self.read(|catalog| catalog.are_stored(NamespaceId(namespace), &keys))
+    }
+
+    /// Returns what is known of a key: "stored", "saving", "evicted" (or not admitted, lately),
+    /// "elsewhere" (stored in another namespace), or "unknown".
+    fn state_of(&self, namespace: u32, key: &Bound<'_, PyAny>) -> PyResult<&'static str> {
+        let keys = arguments::keys(key)?;
+        let [key] = keys[..] else { return Err(invalid("key: one was expected")) };
+        let state = self.read(|catalog| catalog.state_of(NamespaceId(namespace), &key))?;
+        Ok(match state {
+            KeyState::Stored => "stored",
+            KeyState::Writing => "saving",
+            KeyState::Evicted => "evicted",
+            KeyState::Elsewhere => "elsewhere",
+            KeyState::Unknown => "unknown",
+        })
     }
 
     /// Returns the files of the longest stored prefix of the keys, for Plane.prefetch. Takes no

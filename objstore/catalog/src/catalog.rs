@@ -83,6 +83,21 @@ pub enum Hit {
     Writing(FileId),
 }
 
+/// State of a key, as far as the catalog knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyState {
+    /// Its block is stored.
+    Stored,
+    /// Its block is being written.
+    Writing,
+    /// Its block was evicted, or refused. Only the newest of them are remembered, and by a hash.
+    Evicted,
+    /// Another namespace has the key.
+    Elsewhere,
+    /// Nothing: it was never stored, or that is forgotten.
+    Unknown,
+}
+
 #[derive(Debug)]
 struct Held {
     files: Vec<FileId>,
@@ -174,6 +189,19 @@ impl Catalog {
         keys: &[BlockKey],
     ) -> Result<Vec<bool>, CatalogError> {
         self.index.are_stored(namespace, keys)
+    }
+
+    /// Returns what is known of a key, for a report: slower than a lookup, as it asks all
+    /// namespaces. Changes nothing: it is not a use.
+    ///
+    /// # Errors
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
+    pub fn state_of(
+        &self,
+        namespace: NamespaceId,
+        key: &BlockKey,
+    ) -> Result<KeyState, CatalogError> {
+        self.index.state_of(namespace, key)
     }
 
     /// Returns the longest stored prefix of `keys`, with a reference on each of its files until

@@ -53,9 +53,9 @@ mod superblock;
 
 pub use block_io::{BlockAction, BlockError, BlockIo};
 pub use catalog::{
-    Catalog, CatalogConfig, CatalogCounts, CatalogError, Group, Hit, NamespaceOwner, NewPin,
-    Outcome, PINS_MAX, PinAnswer, PinLimits, PinList, PinStatus, Position, Reference, ReferenceId,
-    Reported, SnapshotCursor, StoredFile, Usage, Write, WriteBudget, WriteId,
+    Catalog, CatalogConfig, CatalogCounts, CatalogError, Group, Hit, KeyState, NamespaceOwner,
+    NewPin, Outcome, PINS_MAX, PinAnswer, PinLimits, PinList, PinStatus, Position, Reference,
+    ReferenceId, Reported, SnapshotCursor, StoredFile, Usage, Write, WriteBudget, WriteId,
 };
 pub use codec::Codec;
 pub use durable::{DurableCatalog, DurableConfig, NotDurable, Seal, Time};

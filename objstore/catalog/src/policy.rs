@@ -91,6 +91,12 @@ pub trait Policy: std::fmt::Debug + Send {
     /// Returns the rate ([`Candidate::rate`]) of a block that is not stored, were it inserted now.
     fn rate(&self, hash: u64) -> f32;
 
+    /// Returns true when the policy remembers a block that is not stored: it was evicted or
+    /// refused lately.
+    fn remembers(&self, _hash: u64) -> bool {
+        false
+    }
+
     /// Records a use of a block that is neither stored nor inserted.
     fn refuse(&mut self, hash: u64);
 

@@ -221,8 +221,8 @@ pub static METRICS: &[Metric] = metrics! {
     Counter "stored_blocks" Connector => "Blocks that were stored.";
     Counter "dropped_blocks" Connector =>
         "Blocks that were not stored: too much was on its way, or no file was free.";
-    Counter "declined_tokens" Connector =>
-        "Tokens that were found and computed all the same: to load them would have taken longer.";
+    Counter "missed_tokens" Connector =>
+        "Tokens that were looked up and are not loaded, by `reason` (docs/reference/vllm.md).";
     Counter "load_failures" Connector => "Loads with blocks that did not arrive.";
     Counter "save_failures" Connector => "Saves that failed on a rank.";
     Counter "checksum_mismatches" Connector =>

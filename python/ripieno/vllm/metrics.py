@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 HELP = {name: help for name, _, help in ripieno.METRICS}
 COUNTERS = (
     "lookup_tokens hit_tokens loaded_blocks loaded_bytes stored_blocks stored_bytes evicted_blocks "
-    "dropped_blocks declined_tokens load_failures save_failures checksum_mismatches"
+    "dropped_blocks load_failures save_failures checksum_mismatches"
 ).split()
+REASONS = "unknown evicted saving elsewhere incomplete absent declined tail".split()
+"""Why tokens were missed: docs/reference/vllm.md."""
+MISSED = {f"missed_tokens_{reason}": reason for reason in REASONS}
+"""By name here: the label of the counter missed_tokens."""
 GAUGES = ("capacity_blocks", "used_blocks", "pending_blocks", "healthy")
 HISTOGRAMS = ("load_seconds", "load_wait_seconds", "save_seconds", "compute_saved_seconds")
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -33,7 +37,7 @@ class Stats(KVConnectorStats):
     def count(self, name: str, by: int = 1) -> None:
         """Adds to a counter."""
         if by:
-            assert name in COUNTERS, name
+            assert name in COUNTERS or name in MISSED, name
             self.data[name] = self.data.get(name, 0) + by
 
     def show(self, name: str, value: int) -> None:
@@ -57,7 +61,7 @@ class Stats(KVConnectorStats):
 
     def reduce(self) -> dict[str, int | float]:
         """Returns values for the log: counters, means, and the health if it is 0."""
-        data = {name: value for name, value in self.data.items() if name in COUNTERS}
+        data = {name: value for name, value in self.data.items() if name in (*COUNTERS, *MISSED)}
         if not self.data.get("healthy", 1):
             data["healthy"] = 0
         for name in HISTOGRAMS:
@@ -93,13 +97,17 @@ class PromMetrics(KVConnectorPromMetrics):
                 metric = kind(f"vllm:ripieno_{name}", HELP[name], labelnames=labelnames, **more)
                 for engine, values in per_engine_labelvalues.items():
                     self.metrics[engine, name] = metric.labels(*values)
-        for engine in per_engine_labelvalues:
+        name, labels = "missed_tokens", [*labelnames, "reason"]
+        metric = self._counter_cls(f"vllm:ripieno_{name}", HELP[name], labelnames=labels)
+        for engine, values in per_engine_labelvalues.items():
+            for name, reason in MISSED.items():
+                self.metrics[engine, name] = metric.labels(*values, reason)
             self.metrics[engine, "healthy"].set(1)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, value in transfer_stats_data.items():
             metric = self.metrics[engine_idx, name]
-            if name in COUNTERS:
+            if name in COUNTERS or name in MISSED:
                 metric.inc(value)
             elif name in GAUGES:
                 metric.set(value)

@@ -56,6 +56,10 @@ class Place(Protocol):
         """Returns the files of the longest stored prefix that are to be read ahead."""
         return []
 
+    def state_of(self, space: int, key: bytes) -> str:
+        """Returns why a key is not found: a reason of metrics.REASONS, or "stored"."""
+        return "absent"
+
     def take_dropped(self, spaces: Sequence[int]) -> list[bytes]:
         """Returns the keys that were dropped since the last call, as far as is known."""
         return []
@@ -120,6 +124,9 @@ class OwnStore(Place):
 
     def files(self, space: int, keys: Sequence[bytes]) -> list[int]:
         return self.catalog.files(space, keys)
+
+    def state_of(self, space: int, key: bytes) -> str:
+        return self.catalog.state_of(space, key)
 
     def take_dropped(self, spaces: Sequence[int]) -> list[bytes]:
         return self.catalog.take_dropped(spaces)

@@ -16,13 +16,13 @@ from vllm.logger import init_logger
 
 import ripieno
 
-from . import spans
 from .adapters import Adapter, Adapters, is_other
 from .cost import PROBE_SECONDS, PROMPT_TOKENS, Cost
 from .events import Events
 from .groups import Lookup, Places
 from .history import History, Record
 from .hints import ANSWERS, answer, stores
+from .lookups import Asked, note
 from .metrics import Stats
 from .protocol import Ahead, Job, Tasks
 
@@ -94,21 +94,6 @@ class Load:
     """Seconds that it was waited for, at the slowest worker so far."""
     is_corrupted: bool = False
     """Set when blocks failed to load at a worker."""
-
-
-@dataclass
-class Asked:
-    """A lookup."""
-
-    first: int
-    """Units that vLLM has by itself."""
-    places: Places
-    """Blocks found."""
-    declined: int
-    """Tokens found that are computed all the same."""
-    begun: int
-    ended: int
-    """Both in nanoseconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +170,8 @@ class Scheduler:
         """By request that waits: its number."""
         self.numbers = 0
         """The last of these numbers."""
-        self.asked: dict[str, Asked] = {}
-        """By request: its last lookup."""
+        self.asked: dict[str, Asked | str] = {}
+        """By request: its last lookup, or why there was none."""
         self.cost = Cost(adds=not self.load_async)
         self.quiet_until = 0.0
         self._lookup: Lookup | None = None
@@ -292,7 +277,7 @@ class Scheduler:
         for request in waiting:
             name, last = request.request_id, (request.num_tokens - 1) // self.block_size
             is_wanted = name in self.requests and name not in running and last > 0
-            if is_wanted and self._may_find(request):
+            if is_wanted and not self._unread(request):
                 space = self._known_space(request)
                 places = self.lookup.hit(request, 0, space)[1]
                 keys = self.groups.keys(request, places)
@@ -306,10 +291,16 @@ class Scheduler:
                     steps = len(self.announced)
                     tasks.ahead.append(Ahead(self.numbers, files, checksums, steps))
 
-    def _may_find(self, request: Request) -> bool:
+    def _unread(self, request: Request) -> str | None:
+        """Returns the reason if the store is not read for a request, else None."""
+        if not self.loads_any:
+            return "kv_role is kv_producer"
+        if self.dead:
+            return f"the store is no longer used: {self.dead}"
         # Some want what is computed only, such as the logits of their prompt.
-        reads = self.loads_any and not (self.dead or request.skip_reading_prefix_cache)
-        return reads and self._space(request) is not None
+        if request.skip_reading_prefix_cache:
+            return "it reads no cache"
+        return None if self._space(request) is not None else "the files of its adapter changed"
 
     def matched(self, request: Request, computed: int) -> tuple[int, bool]:
         """Returns the tokens found. vLLM calls it often for a waiting request: it changes
@@ -318,15 +309,20 @@ class Scheduler:
             self.adapters.hit(request)
         first = computed // self.block_size
         last = (request.num_tokens - 1) // self.block_size
-        if last <= first or not self._may_find(request):
+        unread = self._unread(request)
+        if last <= first and not unread:
+            unread = f"it has no further unit of {self.block_size} tokens"
+        if unread:
             # No lookup: it is not counted as one.
-            self.asked.pop(request.request_id, None)
+            self.asked[request.request_id] = unread
             return 0, False
         begun = time.time_ns()
         last, places = self.lookup.hit(request, first, self._known_space(request))
         tokens = (last - first) * self.block_size
         declined = tokens if tokens and self._declines(request, tokens, len(places)) else 0
-        self.asked[request.request_id] = Asked(first, places, declined, begun, time.time_ns())
+        self.asked[request.request_id] = Asked(
+            first, last, places, declined, begun, time.time_ns()
+        )
         tokens -= declined
         return tokens, tokens > 0 and self.load_async
 
@@ -340,7 +336,7 @@ class Scheduler:
             logger.warning(
                 "ripieno: %s: the store is slow: to load %d tokens would take %.3f s, to compute them "
                 "takes %.3f s, so they are computed; a hit is loaded every %d s to see if it is fast "
-                "again. vllm:ripieno_declined_tokens counts them",
+                "again. vllm:ripieno_missed_tokens counts them",
                 name,
                 tokens,
                 self.cost.load_seconds(blocks, ahead),
@@ -369,17 +365,14 @@ class Scheduler:
         name = request.request_id
         self.requests[name] = request
         asked = self.asked.pop(name, None)
-        if asked is not None:
-            wanted = request.num_tokens - asked.first * self.block_size
-            self.stats.count("lookup_tokens", wanted)
-            self.stats.count("declined_tokens", asked.declined)
-            counts = {"tokens": wanted, "hit_tokens": tokens}
-            span = spans.begin("ripieno.lookup", request.trace_headers, asked.begun, **counts)
-            spans.end(span, at=asked.ended)
+        if isinstance(asked, Asked):
+            state_of = partial(self.place.state_of, self._known_space(request))
+            note(asked, request, tokens, self.groups, state_of, self.stats)
+        elif asked:
+            logger.debug("ripieno: %s is not looked up: %s", name, asked)
         if tokens == 0:
             return
-        self.stats.count("hit_tokens", tokens)
-        assert asked is not None, "matched() came before"
+        assert isinstance(asked, Asked), "matched() came before"
         places = asked.places
         if isinstance(places, range):
             places = places[: tokens // self.block_size]

@@ -240,7 +240,7 @@ def slow_and_fast(engine):
     loads = len(engine.plane.loads)
     found["declines"] = hits(engine, 2)
     assert len(engine.plane.loads) == loads, "no load begins"
-    found["counted"] = metric("vllm:ripieno_declined_tokens_total")
+    found["counted"] = metric("vllm:ripieno_missed_tokens_total", reason="declined")
     Clock.now += PROBE_SECONDS
     found["probes"] = hits(engine, 2)
     Slow.is_slow = False

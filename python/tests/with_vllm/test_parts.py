@@ -337,7 +337,8 @@ def test_what_cannot_be_forgotten_is_not_found():
 def test_only_lookups_are_counted():
     """Not prompts that are shorter than a unit, nor those of requests that read no cache."""
     found = []
-    half = scheduler(spaces={("", ""): 0}, load_async=False)
+    half = scheduler(spaces={("", ""): 0}, load_async=False, place=place.ServedStore)
+    half.groups = types.SimpleNamespace(tokens=16)
     half._lookup = types.SimpleNamespace(hit=lambda *args: found.append(args) or (6, range(6)))
     blocks = types.SimpleNamespace()
     skips, short, asked = request("skips"), request("short", tokens=16), request("asked")
@@ -348,11 +349,12 @@ def test_only_lookups_are_counted():
     assert (found, half.stats.data) == ([], {})
     assert half.matched(asked, 0) == (96, False)
     half.allocated(asked, blocks, 0)
-    assert (len(found), half.stats.data) == (1, {"lookup_tokens": 100})
+    counted = {"lookup_tokens": 100, "missed_tokens_tail": 4}
+    assert (len(found), half.stats.data) == (1, counted)
     half.loads_any = False
     assert half.matched(asked, 0) == (0, False)
     half.allocated(asked, blocks, 0)
-    assert half.stats.data == {"lookup_tokens": 100}
+    assert half.stats.data == counted
 
 
 def adapted(path, weights, number=1, name="a", **more):

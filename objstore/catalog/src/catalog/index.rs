@@ -16,7 +16,7 @@ pub use self::{
 };
 
 use self::{snapshot::Ages, table::KeyTable};
-use super::{CatalogConfig, CatalogError};
+use super::{CatalogConfig, CatalogError, KeyState};
 use crate::{
     ids::{FileId, NamespaceId},
     key::BlockKey,
@@ -143,6 +143,23 @@ impl Index {
         let space = self.tenants.get(namespace)?.space;
         let found = self.find_all(space, keys);
         Ok(found.map(|file| file.is_some_and(|file| self.is_stored(file))).collect())
+    }
+
+    /// Returns what is known of a key.
+    pub fn state_of(
+        &self,
+        namespace: NamespaceId,
+        key: &BlockKey,
+    ) -> Result<KeyState, CatalogError> {
+        let space = self.tenants.get(namespace)?.space;
+        let stored = |space| self.find(space, key).is_some_and(|file| self.is_stored(file));
+        Ok(match self.find(space, key) {
+            Some(file) if self.is_writing(file) => KeyState::Writing,
+            Some(file) if self.is_stored(file) => KeyState::Stored,
+            _ if self.policy.remembers(self.table.hash(space, key)) => KeyState::Evicted,
+            _ if self.tenants.all.iter().any(|tenant| stored(tenant.space)) => KeyState::Elsewhere,
+            _ => KeyState::Unknown,
+        })
     }
 
     /// Returns the files of those `keys` that are stored.

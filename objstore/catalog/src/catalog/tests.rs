@@ -173,6 +173,29 @@ fn tenants_with_equal_tokens_never_share() {
 }
 
 #[test]
+fn what_is_known_of_a_key() {
+    let mut catalog = Catalog::new(config(8, 1));
+    let (a, b) = (tenant(&mut catalog, b"a"), tenant(&mut catalog, b"b"));
+    let state = |catalog: &Catalog, number| catalog.state_of(a, &key(number)).unwrap();
+    store(&mut catalog, a, &keys(0..2));
+    store(&mut catalog, b, &keys(1..4));
+    let write = catalog.begin(a, &keys(10..11)).unwrap();
+    let states = [0, 2, 10, 20].map(|number| state(&catalog, number));
+    let known = [KeyState::Stored, KeyState::Elsewhere, KeyState::Writing, KeyState::Unknown];
+    assert_eq!(states, known);
+    catalog.abort(write.id).unwrap();
+    assert_eq!(catalog.evict(Some(a), 2), Ok(2));
+    assert_eq!([0, 1, 10].map(|number| state(&catalog, number)), {
+        // Its own history comes before another namespace's block.
+        [KeyState::Evicted, KeyState::Evicted, KeyState::Unknown]
+    });
+    catalog.bump_epoch(b).unwrap();
+    assert_eq!(state(&catalog, 2), KeyState::Unknown);
+    let c = NamespaceId(9);
+    assert_eq!(catalog.state_of(c, &key(0)), Err(CatalogError::Namespace { namespace: c }));
+}
+
+#[test]
 fn a_namespace_at_its_quota_evicts_its_own_files() {
     let mut catalog = Catalog::new(config(16, 1));
     let (a, b) = (tenant(&mut catalog, b"a"), tenant(&mut catalog, b"b"));

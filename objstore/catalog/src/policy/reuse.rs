@@ -87,6 +87,10 @@ impl Policy for ReuseRate {
         self.history.rate(kind(self.uses(hash).0), 0)
     }
 
+    fn remembers(&self, hash: u64) -> bool {
+        self.ghosts.get(hash).is_some()
+    }
+
     fn refuse(&mut self, hash: u64) {
         let uses = self.use_ghost(hash);
         self.ghosts.insert(hash, Ghost { uses, stamp: self.nodes.now() });
