@@ -148,12 +148,13 @@ class Scheduler:
         self.catalog = self.place.open_catalog()
         self.describe = describe
         self.namespace = self.catalog.namespace(describe("", ""))
-        self.epoch = self.catalog.usage(self.namespace).epoch
-        """Epoch of the weights, which a reset increments."""
         self.spaces: dict[tuple[str, str], int | None] = {("", ""): self.namespace}
         """By digest of an adapter, and tenant: a namespace, or None if there is none."""
         for tenant in options.tenants:
             self.spaces["", tenant] = self.catalog.namespace(describe("", tenant))
+        self._drop_changed()
+        self.epoch = self.catalog.usage(self.namespace).epoch
+        """Epoch of the weights, which a reset increments: odd after one in an engine's life."""
         self.adapters = Adapters()
         self.events = Events() if connector.has_events else None
         if self.events:
@@ -219,6 +220,14 @@ class Scheduler:
                 self.block_size,
                 longest,
             )
+
+    def _drop_changed(self) -> None:
+        """Drops what an engine before stored after a reset: with weights that it changed in memory,
+        and this one does not have. A server does so when an engine leaves."""
+        for space in self._all_spaces() if self.options.server is None else ():
+            if self.catalog.usage(space).epoch % 2:
+                logger.info("ripieno: of other weights, and dropped: %s", self.catalog.usage(space))
+                self.catalog.bump_epoch(space)
 
     def _space(self, request: Request) -> int | None:
         """Returns the namespace of a request; an adapter is identified by its files."""
@@ -320,9 +329,7 @@ class Scheduler:
         last, places = self.lookup.hit(request, first, self._known_space(request))
         tokens = (last - first) * self.block_size
         declined = tokens if tokens and self._declines(request, tokens, len(places)) else 0
-        self.asked[request.request_id] = Asked(
-            first, last, places, declined, begun, time.time_ns()
-        )
+        self.asked[request.request_id] = Asked(first, last, places, declined, begun, time.time_ns())
         tokens -= declined
         return tokens, tokens > 0 and self.load_async
 
@@ -712,6 +719,10 @@ class Scheduler:
             return True
         try:
             epochs = {space: self.catalog.bump_epoch(space) for space in self._all_spaces()}
+            for space, epoch in epochs.items():
+                # A second reset: see _drop_changed().
+                if self.options.server is None and epoch % 2 == 0:
+                    epochs[space] = self.catalog.bump_epoch(space)
             self.epoch = epochs[self.namespace]
         except ripieno.Error as error:
             # The blocks cannot be dropped, so lookups must not find them.
