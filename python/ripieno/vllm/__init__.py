@@ -68,11 +68,6 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     @classmethod
-    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        # Sleep moves the KV cache, which the plane has registered.
-        return False
-
-    @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         return required_layout(vllm_config)
 
@@ -182,6 +177,12 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor | list[torch.Tensor]]) -> None:
         self._in_worker = Worker(self, kv_caches)
+
+    def unregister_kv_caches(self) -> None:
+        self._worker.sleep()
+
+    def restore_kv_caches(self) -> None:
+        self._worker.wake()
 
     def handle_preemptions(self, kv_connector_metadata: Tasks) -> None:
         self._worker.begin(kv_connector_metadata)

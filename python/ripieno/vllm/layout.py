@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import MambaSpec, group_kernel_blocks
@@ -197,10 +198,7 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
             "are already being stored; leave it out"
         )
     if vllm_config.model_config.enable_sleep_mode:
-        raise ValueError(
-            "sleep mode moves the KV cache, whose place the drives know; leave --enable-sleep-mode "
-            "out"
-        )
+        check_sleep(options)
     check_pipeline(vllm_config)
     if vllm_config.parallel_config.prefill_context_parallel_size > 1:
         raise ValueError("prefill context parallelism: nobody has tried it; leave it out")
@@ -263,6 +261,19 @@ def check_pipeline(vllm_config: VllmConfig) -> None:
         raise ValueError(
             f"pipeline parallelism: the ranks have {counts} layers each, and only equal numbers "
             f"can be stored; divide {layers} by another --pipeline-parallel-size, or use "
+def check_sleep(options: Options) -> None:
+    """Raises ValueError if vLLM does not say that it takes the KV cache's memory away."""
+    if not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
+        raise ValueError(
+            "sleep mode takes the KV cache's memory away, of which vLLM 0.32 tells no connector, and "
+            "transfers may be in flight; leave --enable-sleep-mode out, or use vLLM 0.33"
+        )
+    logger.info_once(
+        "ripieno: sleep mode: what is stored is %s when vLLM falls asleep (keep_on_reset)",
+        "kept, also if the weights change" if options.keep_on_reset else "dropped",
+    )
+
+
             "--tensor-parallel-size"
         )
     if ranks > 1 and vllm_config.speculative_config is not None:

@@ -76,18 +76,10 @@ class Worker:
         self.is_hybrid = connector.groups.is_hybrid
         self.rows = range(connector.shape.rows)
         self.layers, self.computed = connector.layers, connector.computed
-        self.pages, pool = self.place.open_plane(self.rank, kv_caches)
+        self.blocks, self.kv_caches = connector.blocks, kv_caches
+        pool = self._open()
         self.unwritten = unwritten(connector._kv_cache_config, connector.layout)
         """By group."""
-        self.plane, self.paced = self.place.plane, self.place.paced
-        self.stream = stream_of(pool.device)
-        # Half of what the scheduler lets wait.
-        is_paced = self.place.is_paced
-        most = int(self.options.save_backlog * connector.blocks) // 2 if is_paced else None
-        if most is not None and self.plane.is_bounced:
-            # Saves that wait would hold the buffers that loads need.
-            most = 0
-        self.saver = Saver(self.plane, list(self.rows), self.stream, most)
         self.step, self.step_begun, self.step_seconds = 0, time.monotonic(), 0.0
         self.ahead: dict[int, tuple[Ahead, int]] = {}
         """By number: a request that waits, and the step in which it is announced."""
@@ -102,8 +94,8 @@ class Worker:
         self.wait_seconds = 0.0
         self.pending: list[Loading] = []
         """Loads between steps."""
-        self.refused: set[str] = set()
-        """Requests whose load between steps could not begin."""
+        self.ended: set[str] = set()
+        """Requests whose load between steps could not begin, or ended before sleep."""
         self.invalid: set[int] = set()
         """Blocks that failed to load."""
         self.failed: set[str] = set()
@@ -121,6 +113,49 @@ class Worker:
             ", copied by the CPU" if self.plane.is_bounced else "",
             self.plane.placement,
         )
+
+    def _open(self) -> ripieno.Pool:
+        """Opens the plane, and begins to save."""
+        self.is_asleep = False
+        self.pages, pool = self.place.open_plane(self.rank, self.kv_caches)
+        self.plane, self.paced = self.place.plane, self.place.paced
+        self.stream = stream_of(pool.device)
+        # Half of what the scheduler lets wait.
+        is_paced = self.place.is_paced
+        most = int(self.options.save_backlog * self.blocks) // 2 if is_paced else None
+        if most is not None and self.plane.is_bounced:
+            # Saves that wait would hold the buffers that loads need.
+            most = 0
+        self.saver = Saver(self.plane, list(self.rows), self.stream, most)
+        return pool
+
+    def sleep(self) -> None:
+        """Ends all transfers and closes the plane: the KV cache's memory is about to go."""
+        if self.is_asleep:
+            return
+        self.finish_loads()
+        # Of requests that were aborted.
+        pending, self.pending = self.pending, []
+        for load in pending:
+            for row in self.rows:
+                self._attempt(self.plane.wait, load.job, row)
+        self._end_loads(pending, self._end([load.job for load in pending]) if pending else {})
+        self.ended.update(load.task.request for load in pending)
+        self.saver.begin_step([], list(self.saver.unfinished))
+        self.saver.close(0)
+        self._take_saves()
+        with suppress(ripieno.Error):
+            self.plane.close()
+        self.is_asleep = True
+
+    def wake(self) -> None:
+        """Opens the plane again: the KV cache's memory is back, at the same addresses."""
+        if not self.is_asleep:
+            return
+        try:
+            self._open()
+        except ripieno.Error as error:
+            self._fail_permanently(f"it could not be opened after sleep: {error}")
 
     def _layer_times(self, connector: RipienoConnector, device: str) -> LayerTimes | None:
         config = connector._vllm_config
@@ -196,7 +231,7 @@ class Worker:
             except ripieno.Error as error:
                 self._fail(task, 0, error)
                 if task.is_async:
-                    self.refused.add(task.request)
+                    self.ended.add(task.request)
             else:
                 about = {"rank": self.rank, "blocks": len(task.files), "tokens": task.tokens}
                 span = spans.begin("ripieno.load", task.trace, **about)
@@ -379,10 +414,10 @@ class Worker:
         self.pending = [load for load in self.pending if load.layers]
         self._end_loads(done, self._end([load.job for load in done]) if done else {})
         self._take_saves()
-        refused, self.refused = self.refused, set()
-        if self.tasks.is_idle and not done and not refused:
+        ended, self.ended = self.ended, set()
+        if self.tasks.is_idle and not done and not ended:
             time.sleep(IDLE_SECONDS)
-        return {load.task.request for load in done} | refused
+        return {load.task.request for load in done} | ended
 
     def take_invalid(self) -> set[int]:
         invalid, self.invalid = self.invalid, set()
@@ -430,4 +465,6 @@ class Worker:
             self.place.leave(self.rank, self.reports)
             self.plane.close()
         except ripieno.Error as error:
-            logger.error("ripieno: rank %d: %s", self.rank, error)
+            # Asleep, the plane is closed, and has no counts.
+            if not self.is_asleep:
+                logger.error("ripieno: rank %d: %s", self.rank, error)

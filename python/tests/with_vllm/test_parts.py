@@ -31,6 +31,7 @@ from ripieno.vllm.scheduler import (  # noqa: E402
     Scheduler,
     Watchers,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.lora.worker_manager import WorkerLoRAManager  # noqa: E402
 from vllm.v1.core.block_pool import BlockPool  # noqa: E402
@@ -234,11 +235,14 @@ def test_vllms_second_model_runner_can_not_step_back():
     assert states.num_computed_tokens is gpu
 
 
-def test_sleep_mode_is_refused():
+def test_sleep_mode_is_refused_where_vllm_does_not_tell_of_it(monkeypatch):
     config, cache = configured()
     config.model_config.enable_sleep_mode = True
-    with pytest.raises(ValueError, match="leave --enable-sleep-mode out"):
+    monkeypatch.delattr(KVConnectorBase_V1, "unregister_kv_caches", raising=False)
+    with pytest.raises(ValueError, match="leave --enable-sleep-mode out, or use vLLM 0.33"):
         check(config, cache, Options("/x", 1))
+    monkeypatch.setattr(KVConnectorBase_V1, "unregister_kv_caches", print, raising=False)
+    assert check(config, cache, Options("/x", 1)) is False
 
 
 def test_a_block_has_the_tokens_of_all_ranks_that_share_it():
