@@ -36,7 +36,7 @@ import ripieno
 
 from .groups import Groups
 from .identity import namespace_of
-from .layout import check, layout_of, required_layout
+from .layout import check, layout_for, required_layout
 from .metrics import PromMetrics, Stats
 from .options import Options
 from .place import place_of
@@ -86,7 +86,7 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             self.load_async = check(vllm_config, kv_cache_config, self.options)
             self.groups = Groups(kv_cache_config, parallel)
-            self.layout = layout_of(kv_cache_config)
+            self.layout = layout_for(vllm_config, kv_cache_config)
         except ValueError as error:
             raise ValueError(f"RipienoConnector: {error}") from error
         events = vllm_config.kv_events_config

@@ -76,9 +76,8 @@ def layout_of(config: KVCacheConfig) -> Layout:
     is_packed = KVCacheLayout[config.kv_cache_layout].is_block_outermost
     if len(strides) > 1 and not is_packed:
         raise ValueError(
-            "the layers' pages have different sizes, and a block is not one piece of memory; set "
-            "VLLM_KV_CACHE_LAYOUT=BLHNC, or leave the draft model out if vLLM's attention backend "
-            "has no such layout"
+            "the layers' pages have different sizes, and a block is not one piece of memory in "
+            f"layout {config.kv_cache_layout}"
         )
     if not is_packed or (len(config.kv_cache_groups) == 1 and len(sizes) == 1):
         layers = {name: rows.index(offset) for name, offset in offsets.items()}
@@ -153,16 +152,42 @@ def in_order(config: KVCacheConfig, page: int) -> tuple[Sequence[int], dict[str,
 
 def required_layout(vllm_config: VllmConfig) -> str | None:
     """Returns the layout in which a block is one piece of memory for a model whose configuration
-    tells that its layers' pages have different sizes: an indexer's beside those of latents, or a
-    draft's. None for others, whose layers are loaded one by one in any layout."""
+    tells that its layers' pages have different sizes: an indexer's beside those of latents, a
+    draft's, or layers that are not quantised. None for others, whose layers are loaded one by one
+    in any layout."""
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     draft = speculative and speculative.draft_model_config
-    is_mixed = hasattr(model.hf_text_config, "index_topk")
+    is_mixed = hasattr(model.hf_text_config, "index_topk") or bool(skipped(vllm_config))
     if draft:
         ranks = (vllm_config.parallel_config, speculative.draft_parallel_config)
         heads = [each.get_num_kv_heads(n) for each, n in zip((model, draft), ranks, strict=True)]
         is_mixed |= heads[0] != heads[1] or model.get_head_size() != draft.get_head_size()
     return KVCacheLayout.BLHNC.name if is_mixed else None
+
+
+def skipped(vllm_config: VllmConfig) -> list[str]:
+    """Returns the layers that a quantised KV cache leaves in the model's type. vLLM adds some to
+    those that were given."""
+    cache = vllm_config.cache_config
+    return cache.kv_cache_dtype_skip_layers if cache.cache_dtype != "auto" else []
+
+
+def layout_for(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Layout:
+    """Same as layout_of, and the error says what to do."""
+    try:
+        return layout_of(kv_cache_config)
+    except ValueError as error:
+        dtype, layers = vllm_config.cache_config.cache_dtype, ", ".join(skipped(vllm_config))
+        # The layout was asked for already where the configuration tells of the sizes.
+        hint = "set VLLM_KV_CACHE_LAYOUT=BLHNC, if vLLM's attention backend has that layout"
+        if layers:
+            hint = (
+                f"with --kv-cache-dtype {dtype} vLLM leaves layers {layers} in the model's type, and "
+                "its attention backend has no other layout; use --kv-cache-dtype fp8, or auto"
+            )
+        elif vllm_config.speculative_config is not None:
+            hint += ", or leave the draft model out"
+        raise ValueError(f"{error}; {hint}") from None
 
 
 def engines_of(parallel: ParallelConfig, options: Options) -> int:
@@ -236,6 +261,19 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
     return True
 
 
+def check_sleep(options: Options) -> None:
+    """Raises ValueError if vLLM does not say that it takes the KV cache's memory away."""
+    if not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
+        raise ValueError(
+            "sleep mode takes the KV cache's memory away, of which vLLM 0.32 tells no connector, and "
+            "transfers may be in flight; leave --enable-sleep-mode out, or use vLLM 0.33"
+        )
+    logger.info_once(
+        "ripieno: sleep mode: what is stored is %s when vLLM falls asleep (keep_on_reset)",
+        "kept, also if the weights change" if options.keep_on_reset else "dropped",
+    )
+
+
 def check_codec(groups: Sequence[KVCacheGroupSpec], device: str) -> None:
     """Raises ValueError if blocks do not consist of bf16, for which the codec is, or are on a
     GPU."""
@@ -261,19 +299,6 @@ def check_pipeline(vllm_config: VllmConfig) -> None:
         raise ValueError(
             f"pipeline parallelism: the ranks have {counts} layers each, and only equal numbers "
             f"can be stored; divide {layers} by another --pipeline-parallel-size, or use "
-def check_sleep(options: Options) -> None:
-    """Raises ValueError if vLLM does not say that it takes the KV cache's memory away."""
-    if not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
-        raise ValueError(
-            "sleep mode takes the KV cache's memory away, of which vLLM 0.32 tells no connector, and "
-            "transfers may be in flight; leave --enable-sleep-mode out, or use vLLM 0.33"
-        )
-    logger.info_once(
-        "ripieno: sleep mode: what is stored is %s when vLLM falls asleep (keep_on_reset)",
-        "kept, also if the weights change" if options.keep_on_reset else "dropped",
-    )
-
-
             "--tensor-parallel-size"
         )
     if ranks > 1 and vllm_config.speculative_config is not None:

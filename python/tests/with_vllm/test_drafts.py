@@ -98,4 +98,5 @@ def test_a_draft_with_other_heads_is_refused_where_vllm_has_no_layout_for_it(
     draft = make(tmp_path / "draft", heads=4)
     life = life_of(ask, tokens(40), model=model, options=options, speculative_config=draft)
     assert "RipienoConnector: the layers' pages have different sizes" in life.error
-    assert "leave the draft model out" in life.error
+    assert "set VLLM_KV_CACHE_LAYOUT=BLHNC, if" in life.error
+    assert "or leave the draft model out" in life.error

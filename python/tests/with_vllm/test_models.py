@@ -55,6 +55,7 @@ def planned(model):
         prefix_match_unit=None,
         enable_prefix_caching=True,
         prefix_caching_hash_algo="sha256",
+        cache_dtype="auto",
         block_size=model.layers[0].block_size,
     )
     cache.get_resolved_kv_cache_layout = lambda: KVCacheLayout[cache.kv_cache_layout]
