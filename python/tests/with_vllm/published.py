@@ -1,14 +1,16 @@
 """KV caches of published models: the specs of their layers, as vLLM makes them on one GPU.
 
-Shapes are those of the models' configurations, written down from memory; those of states are
-computed by vLLM. The order of layers does not matter, and of a model that is refused not their
+Shapes are those of the models' configurations, written down from memory; shapes and types of states
+are computed by vLLM. The order of layers does not matter, and of a model that is refused not their
 number.
 """
 
 from dataclasses import dataclass, field
 
 import torch
+from vllm.model_executor.layers.mamba.mamba_utils import MambaStateDtypeCalculator as Types
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator as States
+from vllm.model_executor.models.config import NemotronHForCausalLMConfig
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
@@ -61,10 +63,9 @@ def cross(heads, head):
     return CrossAttentionSpec(block_size=BLOCK, **shape)
 
 
-def indexed(layers):
-    """Latents of 656 bytes (FP8 with scales), and an indexer's 132 bytes."""
-    packed = latent(dtype=BYTE, cache_dtype_str="fp8_ds_mla", state_content_bytes=656)
-    return Model([packed, latent(132, BYTE)] * layers, {"index_topk": 2048})
+def indexed(layers, dtype=HALF):
+    """Latents, and an indexer's 132 bytes."""
+    return Model([latent(dtype=dtype), latent(132, BYTE)] * layers, {"index_topk": 2048})
 
 
 def hybrid(pattern, attention, shapes, dtypes, least=BLOCK):
@@ -81,6 +82,11 @@ def hybrid(pattern, attention, shapes, dtypes, least=BLOCK):
 
 def heads_of(heads, head):
     return lambda size: full(heads, head, size)
+
+
+def types(kind, ssm="auto"):
+    """Types of a model's states. ssm: what its configuration or vLLM's hook for it says."""
+    return kind(HALF, "auto", ssm)
 
 
 def nets(key_heads, value_heads):
@@ -143,6 +149,7 @@ MODELS = {
     "DeepSeek V3, R1; Kimi K2": Model([latent()] * 61),
     "DeepSeek V3.2": indexed(61),
     "GLM-5": indexed(78),
+    "GLM-5 on SM100": indexed(78, BYTE),
     "DeepSeek V4 Flash": deepseek_v4(),
     "Mistral 7B v0.1": Model([window(4096, 8, 128)] * 32),
     "Gemma 2 9B": Model([window(4096, 8, 256), full(8, 256)] * 21),
@@ -154,39 +161,60 @@ MODELS = {
     "Command A": Model(([window(4096, 8, 128)] * 3 + [full(8, 128)]) * 16),
     "Llama 4 Scout": Model(([chunked(8192, 8, 128)] * 3 + [full(8, 128)]) * 12),
     "LFM2 1.2B": hybrid(
-        "SSASSASSASASASAS", heads_of(8, 64), States.short_conv_state_shape(1, 2048, 3), (HALF,)
+        "SSASSASSASASASAS",
+        heads_of(8, 64),
+        States.short_conv_state_shape(1, 2048, 3),
+        Types.short_conv_state_dtype(HALF, "auto"),
     ),
-    "Qwen3-Next 80B A3B": hybrid("SSSA" * 12, heads_of(2, 256), nets(16, 32), (HALF, SINGLE)),
-    "Qwen3.5 397B A17B": hybrid("SSSA" * 15, heads_of(2, 256), nets(16, 64), (HALF, SINGLE)),
+    "Qwen3-Next 80B A3B": hybrid(
+        "SSSA" * 12, heads_of(2, 256), nets(16, 32), types(Types.gated_delta_net_state_dtype)
+    ),
+    "Qwen3.5 397B A17B": hybrid(
+        "SSSA" * 15,
+        heads_of(2, 256),
+        nets(16, 64),
+        types(Types.gated_delta_net_state_dtype, "float32"),
+    ),
     "Kimi Linear 48B A3B": hybrid(
         "SSSA" * 6 + "SSA",
         lambda size: latent(size=size),
         States.kda_state_shape(1, 32, 128),
-        (HALF, SINGLE),
+        types(Types.kda_state_dtype),
         least=128,
     ),
     "Nemotron-H 8B": hybrid(
         "S" * 4 + "A" + "SSSSSA" * 3 + "S" * 5,
         heads_of(8, 128),
         mamba2(128, 64, 8, 128),
-        (HALF, HALF),
+        types(Types.mamba2_state_dtype, NemotronHForCausalLMConfig.DEFAULT_MAMBA_SSM_CACHE_DTYPE),
     ),
     "Nemotron Nano 9B v2": hybrid(
-        "SSSSSSSASSSSASSSSASSSSASSSSSSSS", heads_of(8, 128), mamba2(128, 80, 8, 128), (HALF, SINGLE)
+        "SSSSSSSASSSSASSSSASSSSASSSSSSSS",
+        heads_of(8, 128),
+        mamba2(128, 80, 8, 128),
+        types(Types.mamba2_state_dtype, "float32"),
     ),
     "Granite 4.0 H Small": hybrid(
-        ("S" * 5 + "A" + "S" * 4) * 4, heads_of(8, 128), mamba2(128, 64, 1, 128), (HALF, HALF)
+        ("S" * 5 + "A" + "S" * 4) * 4,
+        heads_of(8, 128),
+        mamba2(128, 64, 1, 128),
+        types(Types.mamba2_state_dtype),
     ),
     "Bamba 9B": hybrid(
         ("S" * 9 + "A") + ("S" * 8 + "A") * 2 + "S" * 4,
         heads_of(8, 128),
         mamba2(128, 64, 1, 256),
-        (HALF, HALF),
+        types(Types.mamba2_state_dtype),
     ),
     "Jamba 1.5 Mini": hybrid(
-        "SSSSASSS" * 4, heads_of(8, 128), States.mamba1_state_shape(1, 8192, 16, 4), (HALF, HALF)
+        "SSSSASSS" * 4,
+        heads_of(8, 128),
+        States.mamba1_state_shape(1, 8192, 16, 4),
+        types(Types.mamba1_state_dtype),
     ),
-    "Falcon-H1 7B": hybrid("B" * 44, heads_of(2, 128), mamba2(24, 128, 1, 256), (HALF, HALF)),
+    "Falcon-H1 7B": hybrid(
+        "B" * 44, heads_of(2, 128), mamba2(24, 128, 1, 256), types(Types.mamba2_state_dtype)
+    ),
     "Llama 3.1 8B, EAGLE-3": Model([full(8, 128)] * 33, draft=8),
     "Qwen3 32B, EAGLE-3 with 4 heads": Model([full(8, 128)] * 64 + [full(4, 128)], draft=4),
     "Whisper large v3": Model([full(20, 64), cross(20, 64)] * 32),
