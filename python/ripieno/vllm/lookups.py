@@ -30,8 +30,6 @@ class Asked:
     """Units to the end of the hit."""
     places: Places
     """Blocks found."""
-    declined: int
-    """Tokens found that are computed all the same."""
     begun: int
     ended: int
     """Both in nanoseconds since 1970."""
@@ -68,8 +66,9 @@ def note(
     """Notes a lookup of a request that got blocks, for `tokens` of which a load is planned."""
     size = groups.tokens
     wanted, whole = request.num_tokens - asked.first * size, (request.num_tokens - 1) // size
+    found = (asked.last - asked.first) * size
     # The last token is always computed.
-    missed = {"tail": request.num_tokens - whole * size, "declined": asked.declined}
+    missed = {"tail": request.num_tokens - whole * size, "declined": found - tokens}
     key = b""
     if asked.last < whole:
         reason, key = why(request, asked.last, groups, state_of)

@@ -328,10 +328,10 @@ class Scheduler:
         begun = time.time_ns()
         last, places = self.lookup.hit(request, first, self._known_space(request))
         tokens = (last - first) * self.block_size
-        declined = tokens if tokens and self._declines(request, tokens, len(places)) else 0
-        self.asked[request.request_id] = Asked(first, last, places, declined, begun, time.time_ns())
-        tokens -= declined
-        return tokens, tokens > 0 and self.load_async
+        self.asked[request.request_id] = Asked(first, last, places, begun, time.time_ns())
+        if tokens == 0 or self._declines(request, tokens, len(places)):
+            return 0, False
+        return tokens, self.load_async
 
     def _declines(self, request: Request, tokens: int, blocks: int) -> bool:
         """Returns True if a hit is to be computed, because loading it would take longer."""

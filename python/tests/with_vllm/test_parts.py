@@ -353,7 +353,7 @@ def test_only_lookups_are_counted():
     assert (found, half.stats.data) == ([], {})
     assert half.matched(asked, 0) == (96, False)
     half.allocated(asked, blocks, 0)
-    counted = {"lookup_tokens": 100, "missed_tokens_tail": 4}
+    counted = {"lookup_tokens": 100, "missed_tokens_tail": 4, "missed_tokens_declined": 96}
     assert (len(found), half.stats.data) == (1, counted)
     half.loads_any = False
     assert half.matched(asked, 0) == (0, False)
