@@ -88,6 +88,8 @@ def made(dtype):
     of = types.SimpleNamespace
     config = of(cache_config=of(block_size=BLOCK), model_config=of(dtype=torch.bfloat16))
     layer = of(kv_cache_dtype=dtype, kv_cache_torch_dtype=element, sliding_window=None)
+    # Of 0.33.
+    layer.topk_buffer_width = None
     if dtype.endswith("ds_mla"):
         layer.indexer, layer.non_causal_multi_token_decode, layer.head_size = None, False, 576
         spec = MLAAttention.get_kv_cache_spec(layer, config)
