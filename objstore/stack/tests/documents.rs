@@ -200,7 +200,11 @@ const OPEN: usize = 8;
 fn of_metric(metric: &Metric) -> Option<Value> {
     let Metric { name, kind, help, .. } = metric;
     let all = sample(metric, "");
-    let legend = if is_of_device(metric) { "{{instance}} {{device}}" } else { "{{instance}}" };
+    let legend = match metric.name {
+        _ if is_of_device(metric) => "{{instance}} {{device}}",
+        "missed_tokens" => "{{instance}} {{reason}}",
+        _ => "{{instance}}",
+    };
     if *kind == MetricKind::Histogram {
         let quantile = |part: f64, legend| {
             let rate = rate(&format!("{all}_bucket"));
