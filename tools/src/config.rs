@@ -90,7 +90,8 @@ pub(crate) struct PathFlags {
 /// Flags of the workload, the store and the report, of all commands that run a store.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CommonFlags {
-    /// Trace in the format of Mooncake; - is stdin [default: synthetic conversations]
+    /// Trace of requests, as Mooncake's, Bailian's, aiperf's or Azure's; - is stdin [default:
+    /// synthetic conversations]
     #[arg(long, value_name = "FILE", help_heading = "Workload")]
     pub(crate) trace: Option<PathBuf>,
 

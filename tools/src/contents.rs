@@ -23,6 +23,11 @@ pub(crate) fn finalise(z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// Applies a bijection of which every bit of the number affects every bit.
+pub(crate) fn mix(number: u64) -> u64 {
+    finalise(number.wrapping_add(GAMMA))
+}
+
 #[cfg(test)]
 #[allow(unsafe_code, reason = "contents are made and compared by address")]
 mod tests {

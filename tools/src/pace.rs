@@ -148,9 +148,11 @@ fn table(args: &StoreArgs, timing: &Timing) -> anyhow::Result<SlackTable> {
 fn requests(timing: &Timing, plan: &Plan) -> Vec<Request> {
     let tokens = |tokens| u32::try_from(tokens).unwrap_or(u32::MAX).max(1);
     let request = |number| {
-        let Times { arrival, input, output } = plan.times(number);
+        let Times { arrival, input, output, after } = plan.times(number);
         let (arrival, blocks) = (timing.arrival(arrival), Vec::new());
-        Request { arrival, input: tokens(input), output: tokens(output), blocks, leaves: None }
+        let after = after.map(|(before, thinks)| (before, timing.arrival(thinks)));
+        let [input, output] = [tokens(input), tokens(output)];
+        Request { arrival, input, output, blocks, leaves: None, after }
     };
     (0..plan.requests()).map(request).collect()
 }

@@ -11,12 +11,14 @@ use crate::trace::Request;
 /// Arrival and length of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
-    /// Arrival after the first one; never before that of the previous request.
+    /// Arrival after the first one, in order; of a later turn the earliest one.
     pub(crate) arrival: Duration,
     /// Tokens of the prompt.
     pub(crate) input: u64,
     /// Tokens to generate.
     pub(crate) output: u64,
+    /// Number of the turn before, and the time from its end to this arrival at least.
+    pub(crate) after: Option<(usize, Duration)>,
 }
 
 /// All requests of a replay, as keys of their store blocks.
@@ -28,7 +30,7 @@ pub(crate) struct Plan {
     ends: Vec<usize>,
     /// Arrival and length of each request.
     times: Vec<Times>,
-    /// Store blocks per trace block.
+    /// Store blocks per trace block, or 1 if that is smaller.
     pub(crate) subs: usize,
     /// Distinct store blocks: the capacity at which a store evicts nothing.
     pub(crate) distinct: u64,
@@ -46,18 +48,24 @@ impl Plan {
         shape: &Shape,
         distinct_max: Option<u64>,
     ) -> Self {
-        let subs = shape.subs() as usize;
         let salt = format!("ripieno replay: {}, {} tokens", shape.model, shape.block_tokens);
         let root = KeyChain::new(salt.as_bytes());
         let mut seen = HashSet::new();
-        let mut plan = Self { subs, ..Self::default() };
+        let mut plan = Self { subs: 1, ..Self::default() };
         for request in requests {
             let before = plan.keys.len();
-            let mut chain = root.clone();
-            for &id in &request.hash_ids {
-                let (low, high) = (id as u32, (id >> 32) as u32);
-                plan.keys.extend((0..subs as u32).map(|sub| chain.next(&[low, high, sub])));
-            }
+            let subs = (request.block_tokens / shape.block_tokens).max(1) as usize;
+            plan.subs = subs;
+            let (mut chain, mut words) = (root.clone(), Vec::new());
+            request.cut(shape.block_tokens, request.padded(shape.block_tokens), |ids, part| {
+                if part == 0 {
+                    words.clear();
+                    words.extend(ids.iter().flat_map(|id| [*id as u32, (id >> 32) as u32]));
+                }
+                words.push(part);
+                plan.keys.push(chain.next(&words));
+                words.pop();
+            });
             let new = plan.keys[before..].iter().filter(|key| !seen.contains(*key)).count();
             let distinct = plan.distinct + new as u64;
             if distinct_max.is_some_and(|max| distinct > max) && !plan.ends.is_empty() {
@@ -71,12 +79,8 @@ impl Plan {
             plan.ideal_hits += (old / subs) as u64;
             plan.longest = plan.longest.max(plan.keys.len() - before);
             plan.ends.push(plan.keys.len());
-            let before = plan.times.last().map_or(Duration::ZERO, |times| times.arrival);
-            plan.times.push(Times {
-                arrival: request.arrival.max(before),
-                input: request.input_tokens,
-                output: request.output_tokens,
-            });
+            let Request { arrival, input_tokens, output_tokens, after, .. } = request;
+            plan.times.push(Times { arrival, input: input_tokens, output: output_tokens, after });
         }
         plan
     }

@@ -25,7 +25,8 @@ use crate::size::Size;
 use crate::sizing::{self, Sizing};
 use crate::stack::{self, Opened, Opening, Sim};
 use crate::terminal::{self, say};
-use crate::{keep, media, synthetic, trace};
+use crate::trace::{self, Trace};
+use crate::{keep, media, synthetic};
 
 use engine::{Engine, Tally};
 use report::Report;
@@ -207,10 +208,12 @@ pub(crate) fn lba_bytes(args: &StoreArgs, drives: Option<&ripieno_stack::Devices
 pub(crate) fn plan(args: &StoreArgs) -> Result<Plan, Problem> {
     let requests = args.common.requests;
     if let Some(path) = &args.common.trace {
-        let requests = trace::read(path, requests)?;
-        let ids: usize = requests.iter().map(|request| request.hash_ids.len()).sum();
-        let keys = ids as u64 * u64::from(args.shape.subs()) * size_of::<BlockKey>() as u64;
-        sizing::fits(keys, "for the keys of the trace's blocks")?;
+        let Trace { requests, notes, .. } = trace::read(path, requests)?;
+        if !args.common.output.quiet {
+            notes.iter().for_each(|note| say(format_args!("note: the trace: {note}")));
+        }
+        let blocks: u64 = requests.iter().map(|it| it.padded(args.shape.block_tokens)).sum();
+        sizing::fits(blocks * size_of::<BlockKey>() as u64, "for the keys of the trace's blocks")?;
         return Ok(Plan::new(requests.into_iter(), &args.shape, None));
     }
     // Drives are opened later; assume the largest LBAs.

@@ -29,8 +29,8 @@ pub(crate) struct SimFlags {
     #[command(subcommand)]
     command: Option<SimCommand>,
 
-    /// Scenarios, workloads, or traces in the format of Mooncake (- is stdin); without any,
-    /// scenarios and workloads are listed. "all" stands for all scenarios
+    /// Scenarios, workloads, or traces (- is stdin), such as Mooncake's, Bailian's, aiperf's or
+    /// Azure's; without any, scenarios and workloads are listed. "all" stands for all scenarios
     #[arg(value_name = "NAME|FILE")]
     names: Vec<String>,
 

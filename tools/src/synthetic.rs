@@ -52,8 +52,9 @@ pub(crate) fn requests(seed: u64, count: usize) -> impl Iterator<Item = Request>
         let rest = rng.random_range(1..u64::from(TRACE_BLOCK_TOKENS));
         let input_tokens = (talk.len() as u64 - 1) * u64::from(TRACE_BLOCK_TOKENS) + rest;
         let output_tokens = times.random_range(20..=300);
-        let hash_ids = talk.clone();
-        let request = Request { arrival, input_tokens, output_tokens, hash_ids };
+        let hash_ids = talk.as_slice().into();
+        let request =
+            Request { arrival, input_tokens, output_tokens, hash_ids, ..Request::default() };
         let gap: f64 = -times.random_range(f64::MIN_POSITIVE..1.0).ln();
         arrival += Duration::from_secs_f64(gap / RATE);
         talk.pop();
@@ -87,7 +88,7 @@ mod tests {
         let blocks: usize = made.iter().map(|request| request.hash_ids.len()).sum();
         assert!((BLOCKS_MEAN..2 * BLOCKS_MEAN).contains(&(blocks as u64 / 2000)), "{blocks}");
         let ids: std::collections::HashSet<_> =
-            made.iter().flat_map(|request| &request.hash_ids).collect();
+            made.iter().flat_map(|request| request.hash_ids.iter()).collect();
         let shared = 1.0 - ids.len() as f64 / blocks as f64;
         assert!((0.5..0.95).contains(&shared), "{shared}");
     }

@@ -26,6 +26,30 @@ const TRACE: &str = r#"{"timestamp": 0, "input_length": 700, "output_length": 5,
 {"timestamp": 3000, "input_length": 512, "output_length": 900, "hash_ids": [7]}
 "#;
 
+/// Other forms of traces.
+const FORMS: [&str; 6] = [
+    r#"{"chat_id": 5, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 40, "output_length": 3, "hash_ids": [1, 2, 3]}
+{"chat_id": 6, "parent_chat_id": 5, "timestamp": 9, "input_length": 48, "output_length": 3, "hash_ids": [1, 2, 4]}
+"#,
+    r#"{"session_id": "a", "input_length": 1100, "output_length": 300, "hash_ids": [0, 1, 2], "timestamp": 5.5}
+{"session_id": "a", "input_length": 700, "output_length": 40, "hash_ids": [3, 4], "delay": 2500.0}
+{"session_id": "a", "input_length": 600, "output_length": 40, "hash_ids": [0, 4], "delay": 25}
+"#,
+    r#"{"id": "w", "block_size": 64, "hash_id_scope": "local", "requests": [
+{"t": 3.0, "type": "n", "in": 100, "out": 50, "hash_ids": [1, 2], "api_time": 2.0},
+{"t": 6.0, "type": "subagent", "requests": [
+{"t": 6.5, "type": "s", "in": 70, "out": 20, "hash_ids": [9], "api_time": 1.5}]},
+{"t": 15.0, "type": "n", "in": 180, "out": 10, "hash_ids": [1, 2, 3], "api_time": 1.0}]}
+"#,
+    r#"[{"id": "x", "conversations": [{"from": "human", "value": "What is a block of a store?"},
+{"from": "gpt", "value": "A file of all layers, as long as a few tokens."},
+{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "It is so."}]}]
+"#,
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n\
+     2024-05-12 00:00:00+00:00,396,109\n",
+    "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45.5,GPT-4,1087,0\n",
+];
+
 const LAYER_TIMES: &str = r#"{"ripieno_layer_times":1,"model":"m","gpu":"g","engine":"e"}
 {"requests":[[512,0],[1,700]],"layer_us":812.5}
 {"requests":[[1,701]],"layer_us":90}
@@ -211,13 +235,21 @@ struct Flags {
 }
 
 fn check_trace(path: &Path) {
-    let lines = fs::read(path).unwrap().split(|byte| *byte == b'\n').count();
-    if let Some(requests) = named(trace::read(path, None), path) {
-        assert!(requests.len() <= lines, "{} requests in {lines} lines", requests.len());
-        let ids: usize = requests.iter().map(|request| request.hash_ids.len()).sum();
+    let bytes = fs::read(path).unwrap().len();
+    if let Some(trace::Trace { requests, .. }) = named(trace::read(path, None), path) {
+        assert!(requests.len() <= bytes, "{} requests in {bytes} bytes", requests.len());
+        assert!(requests.is_sorted_by_key(|request| request.arrival));
+        for (at, request) in requests.iter().enumerate() {
+            assert!(request.after.is_none_or(|(before, _)| before < at), "{request:?}");
+        }
+        let padded: u64 = requests.iter().map(|request| request.padded(128)).sum();
+        // Memory follows from what is asked for, which the commands check.
+        if padded > 1 << 16 {
+            return;
+        }
         let shape = Shape::new(&MODELS[0], 128).unwrap();
         let plan = Plan::new(requests.into_iter(), &shape, None);
-        assert_eq!(plan.trace_blocks(), ids as u64);
+        assert_eq!((0..plan.requests()).map(|at| plan.keys(at).len() as u64).sum::<u64>(), padded);
         assert!(plan.ideal_hits * plan.subs as u64 + plan.distinct >= plan.longest as u64);
     }
     for rate in [&["sim"][..], &["sim", "--rate", "0.5"]] {
@@ -267,7 +299,10 @@ fn texts() {
         let (dir, file) = (place.path().join("store"), place.path().join("file"));
         let kind = Kind::of(input.kind);
         let (good, path) = match kind {
-            Kind::Trace => (TRACE, &file),
+            Kind::Trace => match usize::from(input.kind) {
+                number if number < FORMS.len() * 8 => (FORMS[number / 8], &file),
+                _ => (TRACE, &file),
+            },
             Kind::LayerTimes => (LAYER_TIMES, &file),
             Kind::Slack => (slack.as_str(), &file),
             Kind::StoreDir => (store_dir.as_str(), &dir.join("home.json")),
@@ -287,7 +322,11 @@ fn what_is_edited_is_good() {
     let Files { place, store_dir, slack } = &*FILES;
     let file = place.path().join("good");
     fs::write(&file, TRACE).unwrap();
-    assert_eq!(trace::read(&file, None).unwrap().len(), 3);
+    assert_eq!(trace::read(&file, None).unwrap().requests.len(), 3);
+    for (good, requests) in FORMS.into_iter().zip([2, 3, 3, 2, 2, 1]) {
+        fs::write(&file, good).unwrap();
+        assert_eq!(trace::read(&file, None).unwrap().requests.len(), requests, "{good}");
+    }
     for good in [LAYER_TIMES, slack] {
         fs::write(&file, good).unwrap();
         assert!(!layer_times::table("--layers", &file).unwrap().is_empty());

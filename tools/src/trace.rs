@@ -1,21 +1,35 @@
-//! Reads traces in the format of Mooncake: one JSON object per line and request.
+//! Reads traces of LLM serving, in the forms in which they are published. The form is recognised
+//! from the beginning of the file, and block size and unit of time follow from it.
+//!
+//! | form | tokens of a block | times |
+//! |---|---|---|
+//! | Mooncake, also aiperf's `mooncake_trace` | 512, or `block_size` | milliseconds |
+//! | Bailian | 16 | seconds |
+//! | aiperf's `weka_trace` | `block_size` | seconds since a conversation began |
+//! | ShareGPT | 16, by the text | none |
+//! | Azure's LLM inference, BurstGPT | unknown | dates; seconds |
 
+mod csv;
+mod json;
+
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_driver::remedy;
 use ripieno_stack::open_file;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 
+use crate::contents::mix;
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::problem::Problem;
 use crate::size::grouped;
 
-/// Maximum bytes of a line: a file without line ends (a device, a binary) must not fill the memory.
-const LINE_BYTES_MAX: u64 = 16 << 20;
+/// Maximum bytes of a line, and of a conversation: a file without line ends (a device, a binary)
+/// must not fill the memory.
+const ITEM_BYTES_MAX: usize = 64 << 20;
 /// Maximum bytes of a trace. All its requests are in memory, and a pipe may never end.
 const BYTES_MAX: u64 = 1 << 30;
 /// Path that stands for stdin.
@@ -24,8 +38,8 @@ const STDIN: &str = "-";
 const COMPRESSED: [(&[u8], &str); 3] =
     [(b"\x1f\x8b", "zcat"), (b"\x28\xb5\x2f\xfd", "zstdcat"), (b"\xfd7zXZ", "xzcat")];
 
-/// Largest timestamp in milliseconds, about 3,000 years after 1970. Larger ones have another unit.
-const TIMESTAMP_MAX: f64 = 1e14;
+/// Largest time in seconds, about 3,000 years after 1970. Larger ones have another unit.
+const SECONDS_MAX: f64 = 1e11;
 /// First timestamps that are seconds since 1970, from 2001 to 2286, and not milliseconds: those
 /// would begin 11 to 115 days after their clock.
 const EPOCH_SECONDS: RangeInclusive<Duration> =
@@ -34,21 +48,109 @@ const EPOCH_SECONDS: RangeInclusive<Duration> =
 const SPAN_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// Maximum tokens of a prompt, and of an output.
 const TOKENS_MAX: u64 = 1 << 24;
+/// Requests a second that no GPU serves.
+const RATE_MAX: f64 = 100.0;
 
 const FORMAT: &str = "each line must be one JSON object such as \
-    {\"timestamp\": 0, \"input_length\": 700, \"output_length\": 50, \"hash_ids\": [0, 1]}";
+    {\"timestamp\": 0, \"input_length\": 700, \"output_length\": 50, \"hash_ids\": [0, 1]}; \
+    docs/start/replay.md has the other forms that can be read";
 
 /// One request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Arrival after the first one of the trace, whose clock may begin at any time.
+    /// Arrival after the first one of the trace, whose clock may begin at any time; of a later turn
+    /// of a session, the earliest one.
     pub arrival: Duration,
     /// Tokens of the prompt.
     pub input_tokens: u64,
     /// Tokens to generate.
     pub output_tokens: u64,
-    /// One ID per 512 tokens of the prompt. After another prefix, an ID is another block.
-    pub hash_ids: Vec<u64>,
+    /// Tokens of a block, which has an ID.
+    pub block_tokens: u32,
+    /// IDs of the first blocks, as far as they are known. After another prefix, an ID is another
+    /// block.
+    pub hash_ids: Arc<[u64]>,
+    /// Number from which the IDs of all other blocks are made: only the turns of a session share
+    /// it.
+    pub own: u64,
+    /// Index of the turn before in the trace, and the least time from its end to this arrival.
+    pub after: Option<(usize, Duration)>,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        Self {
+            arrival: Duration::ZERO,
+            input_tokens: 0,
+            output_tokens: 0,
+            block_tokens: TRACE_BLOCK_TOKENS,
+            hash_ids: Arc::default(),
+            own: 0,
+            after: None,
+        }
+    }
+}
+
+impl Request {
+    /// Returns the number of blocks of the prompt, of which the last may be partial.
+    fn blocks(&self) -> u64 {
+        self.input_tokens.div_ceil(self.block_tokens.into())
+    }
+
+    /// Returns the number of blocks of `tokens` tokens that hold all blocks of the trace.
+    pub fn padded(&self, tokens: u32) -> u64 {
+        (self.blocks() * u64::from(self.block_tokens)).div_ceil(tokens.into())
+    }
+
+    fn ids(&self) -> impl Iterator<Item = u64> {
+        let (all, each) = (self.blocks(), u64::from(self.block_tokens));
+        (0..all).map(move |at| {
+            let tokens = (self.input_tokens - at * each).min(each);
+            match self.hash_ids.get(at as usize) {
+                // In a longer list, it is that of the block when it is full.
+                Some(id) if tokens == each || self.hash_ids.len() as u64 == all => *id,
+                _ => mix(mix(self.own ^ tokens << 48) ^ mix(at)),
+            }
+        })
+    }
+
+    /// Cuts the prompt into `count` blocks of `tokens` tokens. `act` gets, for each, the IDs that
+    /// it adds to those of the blocks before, and its number among the blocks that add none.
+    pub fn cut(&self, tokens: u32, count: u64, mut act: impl FnMut(&[u64], u32)) {
+        let (mut ids, mut taken, mut part) = (self.ids(), 0, 0);
+        let mut added = Vec::new();
+        for block in 1..=count {
+            let needed = (block * u64::from(tokens)).div_ceil(self.block_tokens.into());
+            added.clear();
+            added.extend(ids.by_ref().take((needed - taken) as usize));
+            part = if needed > taken { 0 } else { part + 1 };
+            taken = needed;
+            act(&added, part);
+        }
+    }
+}
+
+/// A trace.
+#[derive(Debug)]
+pub struct Trace {
+    /// Its requests, in order of arrival.
+    pub requests: Vec<Request>,
+    /// Its form, if it is not Mooncake's, and what it does not say.
+    pub notes: Vec<String>,
+    /// False if it does not say when sessions begin: they all begin at once.
+    pub has_starts: bool,
+}
+
+/// Sorts requests by arrival.
+pub(crate) fn sort(requests: &mut [Request]) {
+    let mut order: Vec<usize> = (0..requests.len()).collect();
+    order.sort_by_key(|at| requests[*at].arrival);
+    let mut new = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(to, from)| new[*from] = to);
+    for request in &mut *requests {
+        request.after = request.after.map(|(before, thinks)| (new[before], thinks));
+    }
+    requests.sort_by_key(|request| request.arrival);
 }
 
 /// Reads the first `limit` requests of the trace at `path`, or all. `-` is stdin.
@@ -56,10 +158,16 @@ pub struct Request {
 /// # Errors
 /// Returns a [`Problem`] if the file cannot be read or holds no request, and for the first invalid
 /// line: the message names file, line and field.
-pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Problem> {
+pub fn read(path: &Path, limit: Option<usize>) -> Result<Trace, Problem> {
     let unreadable = |error: io::Error| {
-        let hint = remedy(&error)
-            .unwrap_or("name a file that you may read, or - to read from stdin what a pipe brings");
+        let hint = match remedy(&error) {
+            _ if path.is_dir() => {
+                "of a directory of conversations, read all: cat DIR/*.json | \
+                                   ripieno ..., with - in place of its name"
+            }
+            Some(remedy) => remedy,
+            None => "name a file that you may read, or - to read from stdin what a pipe brings",
+        };
         Problem::new(format!("trace {}: cannot be read: {error}", path.display()), hint)
     };
     let is_stdin = path == Path::new(STDIN);
@@ -75,49 +183,211 @@ pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Problem> 
         let hint = format!("pipe it: {tool} {file} | ripieno ..., with - in place of its name");
         return Err(Problem::new(format!("trace {name}: it is compressed"), hint));
     }
-    let (mut requests, mut span) = (Vec::new(), Span::default());
+    let name = path.display().to_string();
+    let mut at = Place { name: &name, unit: "", number: 0 };
+    let limit = limit.unwrap_or(usize::MAX);
+    let mut found = Found { limit, ..Found::default() };
+    let head = start.trim_ascii_start();
+    let read = match head.split(|byte| *byte == b'\n').next().map(<[u8]>::trim_ascii) {
+        Some(b"{") => json::objects(&mut reader, &mut found, &mut at),
+        Some([b'[', ..]) => json::array(&mut reader, &mut found, &mut at),
+        _ => lines(&mut reader, &mut found, &mut at),
+    };
+    match read {
+        Err(Failed::Wrong(problem)) => Err(problem),
+        Err(Failed::Unreadable(error)) if reader.get_ref().limit() > 0 => Err(unreadable(error)),
+        _ if reader.get_ref().limit() == 0 && found.requests.len() < limit => {
+            let what = format!("trace {name}: it has more than 1 GiB");
+            Err(Problem::new(what, "read a part of it, with --requests"))
+        }
+        _ => found.end(&name),
+    }
+}
+
+/// Reason to stop reading.
+enum Failed {
+    Unreadable(io::Error),
+    Wrong(Problem),
+}
+
+impl From<Problem> for Failed {
+    fn from(problem: Problem) -> Self {
+        Self::Wrong(problem)
+    }
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Unreadable(error)
+    }
+}
+
+/// Reads lines of JSON or CSV.
+fn lines(reader: &mut impl BufRead, found: &mut Found, at: &mut Place<'_>) -> Result<(), Failed> {
     let mut line = Vec::new();
-    let mut number = 0;
-    while limit.is_none_or(|limit| requests.len() < limit) {
+    while !found.is_full() {
         line.clear();
-        let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
-        if read.map_err(unreadable)? == 0 {
-            if reader.get_ref().limit() == 0 {
-                let what = format!("trace {}: it has more than 1 GiB", path.display());
-                return Err(Problem::new(what, "read a part of it, with --requests"));
-            }
+        let read = reader.by_ref().take(ITEM_BYTES_MAX as u64).read_until(b'\n', &mut line)?;
+        if read == 0 {
             break;
         }
-        number += 1;
-        let at = Place { path: path.to_owned(), line: number };
-        if line.len() as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n') {
-            return Err(at.problem("the line is longer than 16 MiB"));
+        at.number += 1;
+        if read == ITEM_BYTES_MAX && line.last() != Some(&b'\n') {
+            return Err(at.problem("the line is longer than 64 MiB").into());
         }
-        if !line.iter().all(u8::is_ascii_whitespace) {
-            let request = request(&line, &at)?;
-            span.extend(request.arrival, &at)?;
-            requests.push(request);
+        match line.trim_ascii() {
+            [] => {}
+            row if found.form.is_some_and(|form| form.is_csv()) => csv::row(row, found, at)?,
+            head if found.form.is_none() && csv::recognise(head, found) => {}
+            line => json::line(line, found, at)?,
         }
     }
-    if requests.is_empty() {
-        return Err(Problem::new(
-            format!("trace {}: the file holds no request", path.display()),
-            FORMAT,
-        ));
+    Ok(())
+}
+
+/// Forms of traces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Mooncake,
+    Bailian,
+    Weka,
+    ShareGpt,
+    Azure,
+    BurstGpt,
+}
+
+impl Form {
+    fn is_csv(self) -> bool {
+        matches!(self, Self::Azure | Self::BurstGpt)
     }
-    if EPOCH_SECONDS.contains(&span.first.0) {
-        let (at, line) = (path.display(), span.first.1);
-        return Err(Problem::new(
-            format!(
-                "{at}:{line}: field `timestamp`: {} is the smallest; those look like seconds since \
-                 1970, and milliseconds are expected",
-                span.first.0.as_millis()
-            ),
-            "multiply them by 1,000; milliseconds of another clock may begin with 0",
-        ));
+
+    /// Returns the unit of its times, in words and in seconds.
+    fn unit(self) -> (&'static str, f64) {
+        if self == Self::Mooncake { ("milliseconds", 1e-3) } else { ("seconds", 1.0) }
     }
-    requests.iter_mut().for_each(|request| request.arrival -= span.first.0);
-    Ok(requests)
+
+    fn note(self, is_of_sessions: bool) -> Option<&'static str> {
+        Some(match self {
+            Self::Mooncake if !is_of_sessions => return None,
+            Self::Mooncake => {
+                "read as sessions of aiperf's mooncake_trace: a line has what its turn adds to the \
+                 prompt and the answer before, unless it begins with the session's first block"
+            }
+            Self::Bailian => "read as a Bailian trace: blocks of 16 tokens, times in seconds",
+            Self::Weka => "read as conversations of aiperf's weka_trace, with times in seconds",
+            Self::ShareGpt => {
+                "read as ShareGPT's conversations: 4 bytes of text count as a token, and nobody \
+                 takes time to think"
+            }
+            Self::Azure => "read as Azure's trace of LLM inference",
+            Self::BurstGpt => "read as BurstGPT's trace, with times in seconds",
+        })
+    }
+}
+
+/// What was read so far.
+#[derive(Default)]
+struct Found {
+    limit: usize,
+    /// Known from the first line on.
+    form: Option<Form>,
+    requests: Vec<Request>,
+    span: Span,
+    /// Lines with a time that is not a whole number of milliseconds.
+    fractions: usize,
+    /// Rows that were left out: those requests failed.
+    failed: usize,
+    /// True if the first line has no time, or no IDs: then none has.
+    lacks_times: bool,
+    lacks_ids: bool,
+    json: json::Sessions,
+    columns: [usize; 3],
+}
+
+impl Found {
+    fn is_full(&self) -> bool {
+        self.requests.len() >= self.limit
+    }
+
+    /// Adds a request, and returns its index.
+    fn push(&mut self, request: Request, at: &Place<'_>) -> Result<usize, Problem> {
+        let Request { arrival, input_tokens, after, .. } = request;
+        let before = after.map_or(Duration::ZERO, |(before, _)| self.requests[before].arrival);
+        let request = Request { arrival: arrival.max(before), ..request };
+        self.span.extend(request.arrival, at)?;
+        at.limit("prompt", input_tokens)?;
+        self.requests.push(request);
+        Ok(self.requests.len() - 1)
+    }
+
+    fn end(self, name: &str) -> Result<Trace, Problem> {
+        let Self { form, mut requests, span, lacks_times, lacks_ids, .. } = self;
+        let (Some(form), false) = (form, requests.is_empty()) else {
+            let what = format!("trace {name}: the file holds no request");
+            return Err(Problem::new(what, FORMAT));
+        };
+        if form == Form::Mooncake && EPOCH_SECONDS.contains(&span.first.0) {
+            let smallest = span.first.0.as_millis();
+            return Err(Problem::new(
+                format!(
+                    "{name}:{}: field `timestamp`: {smallest} is the smallest; those look like \
+                     seconds since 1970, and milliseconds are expected",
+                    span.first.1
+                ),
+                "multiply them by 1,000; milliseconds of another clock may begin with 0",
+            ));
+        }
+        requests.iter_mut().for_each(|request| request.arrival -= span.first.0);
+        sort(&mut requests);
+        let later = requests.iter().filter(|it| it.after.is_some()).count();
+        let is_of_sessions = form == Form::Mooncake && later > 0;
+        let mut notes: Vec<String> =
+            form.note(is_of_sessions).map(str::to_owned).into_iter().collect();
+        let took = (span.last.0 - span.first.0).as_secs_f64();
+        let rate = (requests.len() - 1) as f64 / took;
+        if requests.len() >= 10 && rate > RATE_MAX && rate.is_finite() {
+            let (unit, _) = form.unit();
+            let what = format!(
+                "{} requests in {took:.2} s, if times are {unit}: {rate:.0} a second, which no GPU \
+                 serves",
+                grouped(requests.len() as u64)
+            );
+            if form == Form::Mooncake && self.fractions * 2 > requests.len() {
+                let what = format!("trace {name}: {what}, and most have fractions of them");
+                return Err(Problem::new(what, "if they are seconds, multiply them by 1,000"));
+            }
+            notes.push(what);
+        }
+        if lacks_ids || form.is_csv() {
+            notes.push(
+                "it says how long prompts are, and not what they share: all are taken for new, and \
+                 nothing is found but in turns of one session; real hits are more"
+                    .to_owned(),
+            );
+        }
+        if self.failed > 0 {
+            let failed = grouped(self.failed as u64);
+            notes.push(format!("{failed} rows without tokens are left out: they failed"));
+        }
+        if later > 0 {
+            notes.push(format!(
+                "{} of {} requests are later turns of a session: each comes when the one before \
+                 has ended{}",
+                grouped(later as u64),
+                grouped(requests.len() as u64),
+                match form {
+                    Form::Bailian => ", or later, at its own time",
+                    Form::ShareGpt => "",
+                    _ => ", and its time to think is over",
+                }
+            ));
+        }
+        let has_starts = !lacks_times;
+        if !has_starts {
+            notes.push("it does not say when its sessions begin: all at once".to_owned());
+        }
+        Ok(Trace { requests, notes, has_starts })
+    }
 }
 
 /// First and last arrival by the trace's clock, with their lines.
@@ -135,120 +405,63 @@ impl Default for Span {
 
 impl Span {
     /// Includes an arrival. Memory and time of a simulation must not follow from a wrong time.
-    fn extend(&mut self, arrival: Duration, at: &Place) -> Result<(), Problem> {
-        self.first = self.first.min((arrival, at.line));
-        self.last = self.last.max((arrival, at.line));
+    fn extend(&mut self, arrival: Duration, at: &Place<'_>) -> Result<(), Problem> {
+        self.first = self.first.min((arrival, at.number));
+        self.last = self.last.max((arrival, at.number));
         let span = self.last.0 - self.first.0;
         if span <= SPAN_MAX {
             return Ok(());
         }
-        let other = if self.first.1 == at.line { self.last.1 } else { self.first.1 };
-        let (name, days) = (at.path.display(), span.as_secs() / (24 * 3600));
+        let other = if self.first.1 == at.number { self.last.1 } else { self.first.1 };
+        let days = span.as_secs() / (24 * 3600);
         Err(Problem::new(
             format!(
-                "{name}:{}: field `timestamp`: it is {days} days away from that of line {other}; \
-                 a trace has at most 366",
-                at.line
+                "{at}: field `timestamp`: it is {days} days away from that of line {other}; a \
+                 trace has at most 366"
             ),
-            "timestamps are milliseconds, all by one clock; correct the wrong ones",
+            "timestamps are all by one clock, Mooncake's in milliseconds; correct the wrong ones",
         ))
     }
 }
 
 /// Location in a trace.
-struct Place {
-    path: PathBuf,
-    line: u64,
+struct Place<'a> {
+    name: &'a str,
+    /// Empty for lines.
+    unit: &'static str,
+    number: u64,
 }
 
-impl Place {
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}{}", self.name, self.unit, self.number)
+    }
+}
+
+impl Place<'_> {
     fn problem(&self, what: &str) -> Problem {
-        Problem::new(format!("{}:{}: {what}", self.path.display(), self.line), FORMAT)
+        Problem::new(format!("{self}: {what}"), FORMAT)
     }
-}
 
-fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
-    let value: Value = serde_json::from_slice(line).map_err(|error| {
-        // The parser counts lines within its input, which is one line.
-        let text = error.to_string();
-        let text = text.split(" at line ").next().unwrap_or_default();
-        let what = format!("not a JSON object: {text} (column {})", error.column());
-        if line.contains(&b',') && !line.contains(&b'{') && line.is_ascii() {
-            let hint = "a CSV says how long prompts are, and not what they share, on which hits \
-                        depend: make a line of JSON of each row, with `hash_ids` of its own for \
-                        each (then nothing is found), or take a workload that is like yours: \
-                        ripieno sim lists them";
-            return Problem::new(at.problem(&what).to_string(), hint);
+    /// Rejects more tokens than a prompt or an answer may have.
+    fn limit(&self, what: &str, tokens: u64) -> Result<u64, Problem> {
+        if tokens <= TOKENS_MAX {
+            return Ok(tokens);
         }
-        at.problem(&what)
-    })?;
-    if !value.is_object() {
-        return Err(at.problem("expected a JSON object"));
+        let most = grouped(TOKENS_MAX);
+        Err(self.problem(&format!("{what}: expected at most {most} tokens, found {tokens}")))
     }
-    let [input_tokens, output_tokens] =
-        ["input_length", "output_length"].map(|name| tokens(&value, name, at));
-    let (input_tokens, output_tokens) = (input_tokens?, output_tokens?);
-    let ms: f64 = field(&value, "timestamp", at)?;
-    if !(0.0..=TIMESTAMP_MAX).contains(&ms) {
-        return Err(at.problem(&format!(
-            "field `timestamp`: expected milliseconds, from 0 to {TIMESTAMP_MAX:e}, found {ms}"
-        )));
-    }
-    let arrival = Duration::from_secs_f64(ms / 1e3);
-    let hash_ids: Vec<u64> = field(&value, "hash_ids", at)?;
-    check_blocks(hash_ids.len() as u64, input_tokens, at)?;
-    Ok(Request { arrival, input_tokens, output_tokens, hash_ids })
-}
 
-/// Checks that there is an ID for each block of the prompt: with blocks of another size all hits
-/// would be wrong.
-fn check_blocks(ids: u64, input_tokens: u64, at: &Place) -> Result<(), Problem> {
-    let expected = input_tokens.div_ceil(u64::from(TRACE_BLOCK_TOKENS));
-    if ids == expected {
-        return Ok(());
+    /// Converts a time of a trace of this form.
+    fn time(&self, name: &str, time: f64, form: Form) -> Result<Duration, Problem> {
+        let (unit, seconds) = form.unit();
+        let most = SECONDS_MAX / seconds;
+        if (0.0..=most).contains(&time) {
+            return Ok(Duration::from_secs_f64(time * seconds));
+        }
+        Err(self
+            .problem(&format!("field `{name}`: expected {unit}, from 0 to {most:e}, found {time}")))
     }
-    let name = at.path.display();
-    let what = format!(
-        "{name}:{}: {} `hash_ids` for an `input_length` of {} tokens; expected {}, one for each \
-         block of {TRACE_BLOCK_TOKENS} tokens, the last of which may be partial",
-        at.line,
-        grouped(ids),
-        grouped(input_tokens),
-        grouped(expected)
-    );
-    let hint = match (0..=12).map(|power| 1 << power).find(|it| input_tokens.div_ceil(*it) == ids) {
-        Some(tokens) => format!(
-            "blocks of {tokens} tokens? Those of Bailian's traces have 16, and their times are in \
-             seconds; only traces with blocks of {TRACE_BLOCK_TOKENS} tokens and times in \
-             milliseconds, such as Mooncake's, can be read"
-        ),
-        None => "no usual size of a block fits both numbers: one of them is wrong".to_owned(),
-    };
-    Err(Problem::new(what, hint))
-}
-
-fn field<T: DeserializeOwned>(value: &Value, name: &str, at: &Place) -> Result<T, Problem> {
-    let Some(found) = value.get(name) else {
-        let problem = at.problem(&format!("field `{name}` is missing"));
-        return Err(match ["session_id", "delay"].iter().find(|name| value.get(name).is_some()) {
-            Some(known) => problem.with_hint(format!(
-                "it is a trace of sessions (field `{known}`), whose lines have what each turn \
-                 adds; a trace of whole prompts with their times is needed"
-            )),
-            None => problem,
-        });
-    };
-    let read = serde_json::from_value(found.clone());
-    read.map_err(|error| at.problem(&format!("field `{name}`: {error}")))
-}
-
-fn tokens(value: &Value, name: &str, at: &Place) -> Result<u64, Problem> {
-    let tokens = field(value, name, at)?;
-    if tokens <= TOKENS_MAX {
-        return Ok(tokens);
-    }
-    let most = grouped(TOKENS_MAX);
-    Err(at.problem(&format!("field `{name}`: expected at most {most} tokens, found {tokens}")))
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! A recorded trace in the format of Mooncake, as keys.
+//! A recorded trace as keys.
 
 use std::{collections::HashMap, path::Path};
 
 use anyhow::Result;
 use kv_catalog::BlockKey;
 
-/// Tokens per block of the trace.
+/// Tokens per block: those of a block of Mooncake's trace.
 pub const BLOCK_TOKENS: u64 = 512;
 
 /// All requests, in order.
@@ -21,16 +21,17 @@ impl Trace {
         // After another prefix, an ID is another block.
         let mut nodes: HashMap<(u32, u64), u32> = HashMap::new();
         let blocks = |request: ripieno::trace::Request| {
-            let whole = (request.input_tokens / BLOCK_TOKENS) as usize;
-            let mut before = 0;
-            let blocks = request.hash_ids.iter().take(whole).map(|id| {
-                let next = nodes.len() as u32 + 1;
-                before = *nodes.entry((before, *id)).or_insert(next);
-                before
+            let (mut before, mut blocks) = (0, Vec::new());
+            request.cut(BLOCK_TOKENS as u32, request.input_tokens / BLOCK_TOKENS, |ids, _| {
+                for id in ids {
+                    let next = nodes.len() as u32 + 1;
+                    before = *nodes.entry((before, *id)).or_insert(next);
+                }
+                blocks.push(before);
             });
-            blocks.collect()
+            blocks
         };
-        let requests = ripieno::trace::read(path, None)?.into_iter().map(blocks).collect();
+        let requests = ripieno::trace::read(path, None)?.requests.into_iter().map(blocks).collect();
         Ok(Self { requests, distinct: nodes.len() as u32 })
     }
 

@@ -51,7 +51,7 @@ pub use tiers::{Ended, Hit, Place, Purpose, Tiers};
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Arrival time.
+    /// Arrival time; with `after`, the earliest one.
     pub arrival: Duration,
     /// Tokens of the prompt.
     pub input: u32,
@@ -61,13 +61,9 @@ pub struct Request {
     pub blocks: Vec<u64>,
     /// Time after arrival at which its client disconnects, if it does not have all tokens by then.
     pub leaves: Option<Duration>,
-}
-
-impl Request {
-    /// Returns the time when its client disconnects, and its number.
-    fn leaves(&self, number: usize) -> Option<(Duration, usize)> {
-        self.leaves.map(|after| (self.arrival + after, number))
-    }
+    /// Number of an earlier request, and how long after its end this one comes at the earliest: the
+    /// next turn of a session.
+    pub after: Option<(usize, Duration)>,
 }
 
 /// Compute times of layers.
@@ -117,6 +113,8 @@ impl Setup<'_> {
 /// Result of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Served {
+    /// Time when it came: later than [`Request::arrival`] if the turn before ended later.
+    pub arrival: Duration,
     /// Time from arrival to the first token.
     pub ttft: Duration,
     /// Time from the first token to the last.
@@ -190,6 +188,10 @@ struct Engine<'a, T: Tiers> {
     arrived: usize,
     /// True if a router hands it its requests: it serves no others.
     is_routed: bool,
+    /// By request, those that wait for its end.
+    followers: BTreeMap<usize, Vec<usize>>,
+    /// Later turns of sessions, whose time is known and has not come.
+    turns: BTreeSet<(Duration, usize)>,
     /// Disconnect times of clients whose requests have arrived and not ended.
     leaving: BTreeSet<(Duration, usize)>,
     waiting: VecDeque<Waiting>,
@@ -265,10 +267,21 @@ pub(crate) fn serve_restarted(
     };
     let (before, tiers) = serve(model_tiers(setup, policy, requests), first);
     let back = before.took.max(at) + takes;
-    let late = |it: &Request| back.saturating_sub(it.arrival);
+    // The turn before, if it is among the later ones, too.
+    let turn = |it: &Request| Some((it.after?.0.checked_sub(first.len())?, it.after?.1));
+    let came = |it: &Request| match it
+        .after
+        .map(|(number, thinks)| (before.served.get(number), thinks))
+    {
+        Some((Some(was), thinks)) => it.arrival.max(was.arrival + was.ttft + was.decode + thinks),
+        Some((None, _)) => back,
+        None => it.arrival,
+    };
+    let late = |it: &Request| back.saturating_sub(came(it));
     let later = |it: &Request| Request {
-        arrival: it.arrival.max(back),
+        arrival: came(it).max(back),
         leaves: it.leaves.map(|after| after.saturating_sub(late(it))),
+        after: turn(it),
         ..it.clone()
     };
     let later: Vec<Request> = rest.iter().map(later).collect();
@@ -276,7 +289,10 @@ pub(crate) fn serve_restarted(
     let tiers = tiers.zip(fresh).map(|(old, fresh)| old.restarted(fresh));
     let (after, _) = serve(tiers, &later);
     let waited = rest.iter().zip(&after.served);
-    let waited = waited.map(|(it, was)| Served { ttft: was.ttft + late(it), ..*was });
+    let waited = waited.map(|(it, was)| {
+        let (arrival, ttft) = (was.arrival - late(it), was.ttft + late(it));
+        Served { arrival, ttft, ..*was }
+    });
     Report {
         served: before.served.iter().copied().chain(waited).collect(),
         took: before.took.max(after.took),
@@ -336,6 +352,8 @@ impl<'a, T: Tiers> Engine<'a, T> {
             now: Duration::ZERO,
             arrived: 0,
             is_routed: false,
+            followers: followers(requests),
+            turns: BTreeSet::new(),
             leaving: BTreeSet::new(),
             waiting: VecDeque::new(),
             is_new: false,
@@ -365,6 +383,7 @@ impl<'a, T: Tiers> Engine<'a, T> {
         self.compute_ends()?;
         if !goes_on() {
             self.arrived = self.requests.len();
+            self.turns.clear();
             self.waiting.clear();
             self.leaving.clear();
         }
@@ -397,8 +416,8 @@ impl<'a, T: Tiers> Engine<'a, T> {
     /// Returns the time of the next arrival or disconnect.
     fn next_client(&self) -> Option<Duration> {
         let arrival = self.requests.get(self.arrived).map(|request| request.arrival);
-        let leaves = self.leaving.first().map(|(time, _)| *time);
-        [arrival, leaves].into_iter().flatten().min()
+        let [turn, leaves] = [&self.turns, &self.leaving].map(|it| Some(it.first()?.0));
+        [arrival, turn, leaves].into_iter().flatten().min()
     }
 
     fn io_ends(&mut self) -> Result<(), T::Error> {
@@ -449,19 +468,50 @@ impl<'a, T: Tiers> Engine<'a, T> {
         while let Some(next) = self.requests.get(self.arrived)
             && next.arrival <= self.now
         {
-            if !self.is_routed {
-                self.enqueue(self.arrived);
+            let (number, arrival) = (self.arrived, next.arrival);
+            let is_turn = next.after.is_some();
+            if !self.is_routed && !is_turn {
+                self.enqueue(number, arrival);
             }
             self.arrived += 1;
+        }
+        while let Some(&(time, number)) = self.turns.first()
+            && time <= self.now
+            && !self.is_routed
+        {
+            self.turns.pop_first();
+            self.enqueue(number, time);
         }
     }
 
     /// Makes a request wait that arrives now.
-    fn enqueue(&mut self, number: usize) {
-        self.leaving.extend(self.requests[number].leaves(number));
+    fn enqueue(&mut self, number: usize, arrival: Duration) {
+        self.report.served[number].arrival = arrival;
+        let leaves = self.requests[number].leaves;
+        self.leaving.extend(leaves.map(|after| (arrival + after, number)));
         self.waiting.push_back(Waiting::new(number));
         self.is_new = true;
     }
+
+    /// Sets the time of the turns that follow a request, which ends now.
+    fn follow(&mut self, number: usize) {
+        for next in self.followers.remove(&number).into_iter().flatten() {
+            let Request { arrival, after, .. } = self.requests[next];
+            let thinks = after.map_or(Duration::ZERO, |(_, thinks)| thinks);
+            self.turns.insert((arrival.max(self.now + thinks), next));
+        }
+    }
+}
+
+/// Returns the requests that wait for the end of others, by those.
+fn followers(requests: &[Request]) -> BTreeMap<usize, Vec<usize>> {
+    let mut all = BTreeMap::<usize, Vec<usize>>::new();
+    for (number, request) in requests.iter().enumerate() {
+        if let Some((before, _)) = request.after {
+            all.entry(before).or_default().push(number);
+        }
+    }
+    all
 }
 
 #[cfg(test)]

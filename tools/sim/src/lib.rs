@@ -65,4 +65,4 @@ pub use policy::{AT_ONCE, HostMemory, Loads, Path, Policy, Tier};
 pub use scenario::Scenario;
 pub use storage::Storage;
 pub use summary::{Counted, Prices, Summary, Times, median, percentile};
-pub use workload::{Documents, Workload, abort, jitter};
+pub use workload::{Documents, Workload, abort};

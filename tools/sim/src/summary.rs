@@ -118,8 +118,9 @@ impl Summary {
         let Report { served, took, compute, bubble, .. } = report;
         let Counted { requests, warm_up, is_again } = workload;
         let all = requests.iter().zip(served).zip(is_again);
-        let counts = |it: &Request, was: &Served| it.arrival >= *warm_up && !was.is_aborted;
-        let counted: Vec<_> = all.filter(|((it, was), _)| counts(it, was)).collect();
+        let counts = |was: &Served| was.arrival >= *warm_up && !was.is_aborted;
+        let mut counted: Vec<_> = all.filter(|((_, was), _)| counts(was)).collect();
+        counted.sort_by_key(|((_, was), _)| was.arrival);
         let both: Vec<(&Request, &Served)> = counted.iter().map(|(both, _)| *both).collect();
         let again = counted.iter().filter(|(_, is_again)| **is_again);
         let itl = both.iter().filter(|(request, _)| request.output > 1);
@@ -158,10 +159,10 @@ fn queue_growth(served: &[(&Request, &Served)]) -> f64 {
     if count < 10 {
         return 0.0;
     }
-    let mut firsts: Vec<Duration> = served.iter().map(|(it, was)| it.arrival + was.ttft).collect();
+    let mut firsts: Vec<Duration> = served.iter().map(|(_, was)| was.arrival + was.ttft).collect();
     firsts.sort_unstable();
     let waiting = |at: usize| {
-        let arrival = served[at].0.arrival;
+        let arrival = served[at].1.arrival;
         (at + 1 - firsts.partition_point(|first| *first <= arrival)) as f64
     };
     let mean = |from: usize, to: usize| (from..to).map(waiting).sum::<f64>() / (to - from) as f64;
@@ -225,10 +226,12 @@ mod tests {
                 output: 1,
                 blocks: Vec::new(),
                 leaves: None,
+                after: None,
             };
             let requests: Vec<Request> = (0..1000).map(request).collect();
             let end = |at: u64| Duration::from_secs_f64((at + 1) as f64 * each);
             let served = |at: u64| Served {
+                arrival: Duration::from_secs(at),
                 ttft: end(at).max(Duration::from_secs(at + 1)) - Duration::from_secs(at),
                 ..Served::default()
             };
@@ -249,6 +252,7 @@ mod tests {
             output: 1,
             blocks: blocks.to_vec(),
             leaves: None,
+            after: None,
         };
         let requests = [&[1, 2][..], &[1, 3], &[1, 4, 5], &[1, 4, 5, 6], &[]].map(request);
         let counted = Counted::new(requests.to_vec(), Duration::ZERO);

@@ -20,16 +20,6 @@ pub fn abort(requests: &mut [Request], part: f64, within: Duration, seed: u64) {
     }
 }
 
-/// Spreads the arrivals of a trace whose times are rounded down: each by a random part of `most`.
-/// Sorts the requests again.
-pub fn jitter(requests: &mut [Request], most: Duration, seed: u64) {
-    let mut chance = StdRng::seed_from_u64(seed);
-    for request in &mut *requests {
-        request.arrival += most.mul_f64(chance.random_range(0.0..1.0));
-    }
-    requests.sort_by_key(|request| request.arrival);
-}
-
 /// A workload of `workloads.toml`.
 #[derive(Debug, Deserialize)]
 pub struct Workload {
@@ -154,7 +144,7 @@ impl Profile {
             let output = self.output.draw(&mut chance);
             let blocks = (0..u64::from(input / block_tokens)).map(|at| number << 24 | at).collect();
             let arrival = Duration::from_secs_f64(arrival);
-            Request { arrival, input, output, blocks, leaves: None }
+            Request { arrival, input, output, blocks, leaves: None, after: None }
         };
         (0..count).map(request).collect()
     }
@@ -205,7 +195,14 @@ impl Conversations {
                 };
                 let blocks = (0..input / block_tokens).map(name).collect();
                 let arrival = Duration::from_secs_f64(at);
-                requests.push(Request { arrival, input, output, blocks, leaves: None });
+                requests.push(Request {
+                    arrival,
+                    input,
+                    output,
+                    blocks,
+                    leaves: None,
+                    after: None,
+                });
                 before = input + output;
                 if before > self.most || chance.random_range(0.0..1.0) < 1.0 / self.turns {
                     break;
@@ -238,7 +235,7 @@ impl Documents {
             };
             let blocks = (0..input / block_tokens).map(name).collect();
             let arrival = Duration::from_secs_f64(arrival);
-            Request { arrival, input, output: self.answer, blocks, leaves: None }
+            Request { arrival, input, output: self.answer, blocks, leaves: None, after: None }
         };
         (0..(self.count as f64 * self.questions) as u64).map(request).collect()
     }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use nvme_driver::Clock;
@@ -78,9 +77,8 @@ pub(super) fn check(flags: &ReplayFlags, command: &str) -> Result<(), Problem> {
 /// refuses writes, and one with little space left is full.
 pub(super) fn plan(args: &StoreArgs, blocks: u64) -> Plan {
     let blocks = blocks + blocks / 32 + 1;
-    let hash_ids = (0..blocks.div_ceil(u64::from(args.shape.subs()))).collect();
-    let (arrival, input_tokens, output_tokens) = (Duration::ZERO, 0, 0);
-    let request = Request { arrival, input_tokens, output_tokens, hash_ids };
+    let input_tokens = blocks * u64::from(args.shape.block_tokens);
+    let request = Request { input_tokens, ..Request::default() };
     Plan::new(std::iter::once(request), &args.shape, None)
 }
 

@@ -45,10 +45,10 @@ pub(super) const COLUMNS: [Column<Mixed>; 5] = [
 pub(super) fn requests() -> Vec<Request> {
     let blocks = (BATCHES * BLOCKS) as u64;
     let request = |ids: std::ops::Range<u64>| Request {
-        arrival: Duration::ZERO,
         input_tokens: blocks * u64::from(TRACE_BLOCK_TOKENS),
         output_tokens: 1,
         hash_ids: ids.collect(),
+        ..Request::default()
     };
     vec![request(0..blocks), request(blocks..2 * blocks)]
 }

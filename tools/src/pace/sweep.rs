@@ -49,6 +49,7 @@ fn requests(percent: f64, every: Duration, count: usize) -> Vec<Request> {
             input_tokens: input,
             output_tokens: OUTPUT,
             hash_ids: (0..blocks).map(|at| if at < shared { at } else { own | at }).collect(),
+            ..Request::default()
         }
     };
     (0..count).map(request).collect()

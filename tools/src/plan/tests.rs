@@ -28,10 +28,10 @@ fn plan(requests: &[&[u64]], block_tokens: u32, max: Option<u64>) -> Plan {
     let requests: Vec<Request> = requests
         .iter()
         .map(|ids| Request {
-            arrival: Duration::ZERO,
             input_tokens: 512 * ids.len() as u64,
             output_tokens: 1,
-            hash_ids: ids.to_vec(),
+            hash_ids: (*ids).into(),
+            ..Request::default()
         })
         .collect();
     Plan::new(requests.into_iter(), &Shape::new(&MODELS[0], block_tokens).unwrap(), max)

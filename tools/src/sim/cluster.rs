@@ -13,7 +13,7 @@ use crate::size;
 /// Flags of `ripieno sim cluster`.
 #[derive(Debug, Args)]
 pub(crate) struct ClusterFlags {
-    /// Workload, or a trace in the format of Mooncake (- is stdin), which the cluster serves
+    /// Workload, or a trace (- is stdin), which the cluster serves
     #[arg(value_name = "NAME|FILE")]
     name: String,
 

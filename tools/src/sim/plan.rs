@@ -12,7 +12,7 @@ use crate::size;
 /// Flags of `ripieno sim plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanFlags {
-    /// Workload, or a trace in the format of Mooncake (- is stdin)
+    /// Workload, or a trace (- is stdin)
     #[arg(value_name = "NAME|FILE")]
     name: String,
 

@@ -4,15 +4,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use ripieno_sim::{Counted, Request, abort, jitter};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use ripieno_sim::{Counted, Request, abort};
 
-use crate::contents::{GAMMA, finalise};
+use crate::contents::mix;
 use crate::machine::check_memory;
-use crate::model::TRACE_BLOCK_TOKENS;
 use crate::problem::Problem;
 use crate::size::{self, Size};
 use crate::timing::percent;
-use crate::trace;
+use crate::trace::{self, Trace};
 
 /// Flags of the workload.
 #[derive(Debug, Args)]
@@ -143,7 +143,13 @@ fn measured(requests: &[Request]) -> String {
     format!(
         "{} requests, {}; {:.0} tokens of prompt and {:.0} of output in the mean",
         requests.len(),
-        rate(requests).map_or("all at once".to_owned(), |rate| format!("{rate:.2} a second")),
+        match rate(requests) {
+            None => "all at once".to_owned(),
+            Some(rate) if requests.iter().any(|it| it.after.is_some()) => {
+                format!("{rate:.2} a second if answers took no time")
+            }
+            Some(rate) => format!("{rate:.2} a second"),
+        },
         mean(|it| it.input),
         mean(|it| it.output)
     )
@@ -157,7 +163,7 @@ fn rate(requests: &[Request]) -> Option<f64> {
 
 /// Returns the interval of which all times are multiples, to 5 ms: Mooncake's are off by up to 3.
 /// Zero if it is less than a second, or with fewer than 10 requests.
-fn rounding(requests: &[Request]) -> Duration {
+fn rounding(requests: &[trace::Request]) -> Duration {
     let greatest = |one: u128, other: u128| {
         let (mut one, mut other) = (one, other);
         while other > 0 {
@@ -178,37 +184,37 @@ fn from_trace(
     seed: u64,
     block_tokens: u32,
 ) -> Result<(Vec<Request>, Vec<String>, bool), Problem> {
-    let read = trace::read(path, flags.requests)?;
-    let ids: usize = read.iter().map(|request| request.hash_ids.len()).sum();
-    let names = ids as u64 * u64::from(TRACE_BLOCK_TOKENS / block_tokens) * size_of::<u64>() as u64;
+    let Trace { requests: mut read, notes, has_starts } = trace::read(path, flags.requests)?;
+    let blocks: u64 = read.iter().map(|it| it.input_tokens / u64::from(block_tokens)).sum();
+    let names = blocks * size_of::<u64>() as u64;
     let what = || format!("{}: its blocks take {} of memory", path.display(), Size(names));
     check_memory(names, what, "simulate fewer requests (--requests)")?;
-    let mut requests = Vec::with_capacity(read.len());
-    for (number, request) in read.iter().enumerate() {
-        let trace::Request { arrival, input_tokens, output_tokens, hash_ids } = request;
-        let [input, output] = [input_tokens, output_tokens]
-            .map(|tokens| u32::try_from(*tokens).expect("the reader has a limit"));
-        if input == 0 {
-            let what = format!("{}: request {}", path.display(), number + 1);
-            let what = format!("{what}: its prompt has no tokens");
-            return Err(Problem::new(what, "a request has one token of prompt at least"));
-        }
-        let blocks = blocks(hash_ids, input, block_tokens);
-        requests.push(Request { arrival: *arrival, input, output, blocks, leaves: None });
+    if let Some(number) = read.iter().position(|request| request.input_tokens == 0) {
+        let what = format!("{}: request {}", path.display(), number + 1);
+        let what = format!("{what}: its prompt has no tokens");
+        return Err(Problem::new(what, "a request has one token of prompt at least"));
     }
-    requests.sort_by_key(|request| request.arrival);
     let mut setting = vec![format!("the trace {}", path.display())];
-    let rounded = rounding(&requests);
+    setting.extend(notes);
+    let rounded = rounding(&read);
     let most = flags.jitter.map_or(rounded, Duration::from_secs_f64);
     if most > Duration::ZERO {
-        jitter(&mut requests, most, seed);
+        jitter(&mut read, most, seed);
         let given = if flags.jitter.is_some() { "--jitter" } else { "its times are rounded" };
         setting.push(format!(
             "each request comes up to {} s of the trace later, at random ({given})",
             most.as_secs_f64()
         ));
     }
-    if let Some(wanted) = flags.rate {
+    let begins = flags.rate.filter(|_| !has_starts);
+    if let Some(rate) = begins {
+        begin(&mut read, rate, seed);
+        setting
+            .push(format!("sessions begin at random (Poisson), {rate} requests a second (--rate)"));
+    }
+    let mut requests: Vec<Request> = read.iter().map(|it| served(it, block_tokens)).collect();
+    drop(read);
+    if let Some(wanted) = flags.rate.filter(|_| has_starts) {
         let Some(recorded) = rate(&requests) else {
             let what = format!("--rate {wanted}: all requests of the trace come at once");
             return Err(Problem::new(what, "leave --rate out"));
@@ -216,30 +222,59 @@ fn from_trace(
         let factor = recorded / wanted;
         for request in &mut requests {
             request.arrival = Duration::from_secs_f64(request.arrival.as_secs_f64() * factor);
+            request.after = request.after.map(|(of, thinks)| (of, thinks.mul_f64(factor)));
         }
         setting.push(format!(
             "times between requests are {factor:.3} times those of the trace, which has \
              {recorded:.2} requests a second (--rate {wanted})"
         ));
     }
-    Ok((requests, setting, most > Duration::ZERO))
+    Ok((requests, setting, most > Duration::ZERO || begins.is_some()))
 }
 
-/// Returns names for the full blocks of a prompt: equal only if all blocks before are equal, too.
-fn blocks(hash_ids: &[u64], input: u32, block_tokens: u32) -> Vec<u64> {
-    let each = TRACE_BLOCK_TOKENS / block_tokens;
-    let full = (input / block_tokens) as usize;
-    let mut before = 0;
-    let names = hash_ids.iter().flat_map(|id| {
-        before = mix(before ^ mix(*id));
-        (0..u64::from(each)).map(move |part| mix(before.wrapping_add(part)))
+/// Spreads the arrivals of a trace whose times are rounded down: each by a random part of `most`.
+/// Sorts the requests again.
+fn jitter(requests: &mut [trace::Request], most: Duration, seed: u64) {
+    let mut chance = StdRng::seed_from_u64(seed);
+    for at in 0..requests.len() {
+        let before = requests[at].after.map_or(Duration::ZERO, |(of, _)| requests[of].arrival);
+        let later = most.mul_f64(chance.random_range(0.0..1.0));
+        requests[at].arrival = before.max(requests[at].arrival + later);
+    }
+    trace::sort(requests);
+}
+
+/// Lets sessions begin at random times, so that `rate` requests come in a second in the mean.
+fn begin(requests: &mut [trace::Request], rate: f64, seed: u64) {
+    let mut chance = StdRng::seed_from_u64(seed);
+    let sessions = requests.iter().filter(|it| it.after.is_none()).count();
+    let every = requests.len() as f64 / sessions as f64 / rate;
+    let mut begins = 0.0;
+    for at in 0..requests.len() {
+        requests[at].arrival = match requests[at].after {
+            Some((of, thinks)) => requests[of].arrival + thinks,
+            None => {
+                begins -= chance.random_range(f64::MIN_POSITIVE..1.0).ln() * every;
+                Duration::from_secs_f64(begins)
+            }
+        };
+    }
+    trace::sort(requests);
+}
+
+/// Returns the request as the engine takes it. Full blocks of its prompt have names, which are
+/// equal only if all blocks before are equal, too.
+fn served(request: &trace::Request, block_tokens: u32) -> Request {
+    let [input, output] = [request.input_tokens, request.output_tokens]
+        .map(|tokens| u32::try_from(tokens).expect("the reader has a limit"));
+    let full = input / block_tokens;
+    let (mut before, mut blocks) = (0, Vec::with_capacity(full as usize));
+    request.cut(block_tokens, full.into(), |ids, part| {
+        before = ids.iter().fold(before, |before, id| mix(before ^ mix(*id)));
+        blocks.push(mix(before.wrapping_add(part.into())));
     });
-    names.take(full).collect()
-}
-
-/// Applies a bijection of which every bit of the number affects every bit.
-fn mix(number: u64) -> u64 {
-    finalise(number.wrapping_add(GAMMA))
+    let trace::Request { arrival, after, .. } = *request;
+    Request { arrival, input, output, blocks, leaves: None, after }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! One event at a time is processed, of the engine whose next one is earliest.
 
-use std::{cell::RefCell, rc::Rc, time::Duration};
+use std::{cell::RefCell, collections::BTreeSet, rc::Rc, time::Duration};
 
 use kv_schedule::StepShape;
 
@@ -109,7 +109,7 @@ impl Cluster {
         &self,
         engines: &[Engine<'_, ModelTiers>],
         directory: &mut Directory,
-        (number, request): (usize, &Request),
+        (number, request, time): (usize, &Request, Duration),
     ) -> usize {
         let keys = keys(request.blocks.iter().copied());
         let turns = (0..self.engines).map(|turn| (number + turn) % self.engines);
@@ -117,7 +117,7 @@ impl Cluster {
             Router::RoundRobin => (Duration::ZERO, 0),
             Router::LeastLoaded => engines[*at].load(),
             Router::Prefix => {
-                let found = directory.known(request.arrival, *at, &keys);
+                let found = directory.known(time, *at, &keys);
                 let (before, requests) = engines[*at].load();
                 (before + engines[*at].prompt(request.input, found), requests)
             }
@@ -147,20 +147,37 @@ pub(crate) fn serve_cluster(
     };
     let mut engines: Vec<_> = (0..cluster.engines).map(engine).collect();
     let mut next: Vec<Option<Duration>> = engines.iter_mut().map(Engine::wait).collect();
-    let mut served_by = Vec::with_capacity(requests.len());
+    let mut served_by = vec![0; requests.len()];
+    let (mut arrived, mut turns) = (0, BTreeSet::new());
     let first = |next: &[Option<Duration>]| {
         let known = next.iter().enumerate().filter_map(|(at, next)| Some(((*next)?, at)));
         known.min()
     };
-    while let Some((now, at)) = first(&next) {
-        // An arrival is an event of all engines.
-        while let Some(request) = requests.get(served_by.len()).filter(|it| it.arrival <= now) {
-            let arrives = (served_by.len(), request);
-            let chosen = cluster.choose(&engines, &mut directory.borrow_mut(), arrives);
-            engines[chosen].enqueue(arrives.0);
-            served_by.push(chosen);
+    loop {
+        let turn = turns.first().map(|(time, _)| *time);
+        let event = first(&next).map(|(now, _)| now);
+        let Some(now) = event.into_iter().chain(turn).min() else { break };
+        // An arrival is an event of all engines, and a later turn one of the chosen engine.
+        let mut arrives = |number: usize, time: Duration| {
+            let request = (number, &requests[number], time);
+            let chosen = cluster.choose(&engines, &mut directory.borrow_mut(), request);
+            engines[chosen].enqueue(number, time);
+            served_by[number] = chosen;
+            next[chosen] = Some(next[chosen].map_or(time, |next| next.min(time)));
+        };
+        while let Some(request) = requests.get(arrived).filter(|it| it.arrival <= now) {
+            if request.after.is_none() {
+                arrives(arrived, request.arrival);
+            }
+            arrived += 1;
         }
+        while let Some(&(time, number)) = turns.first().filter(|(time, _)| *time <= now) {
+            turns.pop_first();
+            arrives(number, time);
+        }
+        let (now, at) = first(&next).expect("there is an event, or a turn made one");
         let Ok(()) = engines[at].event(now, &mut || true);
+        turns.append(&mut engines[at].turns);
         engines[at].publish(at, &mut directory.borrow_mut());
         next[at] = engines[at].wait();
     }

@@ -192,6 +192,7 @@ impl<T: Tiers> Engine<'_, T> {
         // The next request may need less room.
         self.is_full &= at > 0;
         self.is_new = true;
+        self.follow(gone.request);
         self.tiers.as_mut().map_or(Ok(()), |tiers| tiers.cancel_ahead(gone.request))
     }
 
@@ -215,7 +216,9 @@ impl<T: Tiers> Engine<'_, T> {
         let gone: Vec<_> = self.active.extract_if(.., is_over).collect();
         for active in gone {
             self.is_full = false;
+            let number = active.request;
             self.let_go(active);
+            self.follow(number);
         }
     }
 
@@ -266,8 +269,8 @@ impl<T: Tiers> Engine<'_, T> {
         active.generated += 1;
         if active.generated == 1 {
             active.first = self.now;
-            let arrival = self.requests[active.request].arrival;
-            self.report.served[active.request].ttft = self.now - arrival;
+            let served = &mut self.report.served[active.request];
+            served.ttft = self.now - served.arrival;
         }
         if let (Some(tiers), Some(held)) = (&mut self.tiers, &mut active.held) {
             tiers.loaded(held);
@@ -283,9 +286,11 @@ impl<T: Tiers> Engine<'_, T> {
         for active in done {
             self.is_full = false;
             self.report.served[active.request].decode = self.now - active.first;
-            let leaves = requests[active.request].leaves(active.request);
-            leaves.inspect(|leaves| _ = self.leaving.remove(leaves));
+            let (number, arrival) = (active.request, self.report.served[active.request].arrival);
+            let leaves = requests[number].leaves;
+            leaves.inspect(|after| _ = self.leaving.remove(&(arrival + *after, number)));
             self.let_go(active);
+            self.follow(number);
         }
     }
 }

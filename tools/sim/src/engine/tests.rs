@@ -28,7 +28,14 @@ fn requests(count: u64, every: Duration) -> Vec<Request> {
             if at < shared { ((number % 5) << 32) | at } else { ((9 + number) << 32) | at }
         };
         let blocks = (0..u64::from(input / 64)).map(name).collect();
-        Request { arrival: every * number as u32, input, output: 50, blocks, leaves: None }
+        Request {
+            arrival: every * number as u32,
+            input,
+            output: 50,
+            blocks,
+            leaves: None,
+            after: None,
+        }
     };
     (0..count).map(request).collect()
 }
@@ -80,12 +87,15 @@ fn the_same_requests_give_the_same_report() {
     let digest = |policy: Policy| {
         let policy = &Policy { keeps_hbm: false, ..policy };
         // FNV-1a over the complete report.
-        let report = watch(&SETUP, policy, &requests, 100);
+        let mut report = watch(&SETUP, policy, &requests, 100);
+        for (was, request) in report.served.iter_mut().zip(&requests) {
+            assert_eq!(std::mem::take(&mut was.arrival), request.arrival);
+        }
         let last = *report.seconds.last_key_value().expect("it computed").0;
         let second = |at| report.seconds.get(&at).copied().unwrap_or_default();
         let seconds: Vec<Second> = (0..=last).map(second).collect();
         let [sparse, dense] = [format!("{:?}", report.seconds), format!("{seconds:?}")];
-        let report = format!("{report:?}").replace(&sparse, &dense);
+        let report = format!("{report:?}").replace("arrival: 0ns, ", "").replace(&sparse, &dense);
         report.bytes().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
             (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         })
@@ -397,4 +407,43 @@ fn a_machine_is_as_large_as_its_requests_need() {
         let served = |it: &Report| format!("{:?} {:?}", it.took, it.served);
         assert_eq!(served(&all), served(&more), "{}", policy.name);
     }
+}
+
+#[test]
+fn a_turn_comes_when_the_one_before_has_ended() {
+    let seconds = Duration::from_secs;
+    let turns = |thinks: [Option<u64>; 3]| {
+        let all = requests(3, Duration::ZERO).into_iter().zip(thinks).enumerate();
+        let turn = |(at, (it, thinks)): (usize, (Request, Option<u64>))| Request {
+            arrival: seconds(thinks.unwrap_or(0) * at as u64),
+            after: thinks.map(|thinks| (at - 1, seconds(thinks))),
+            ..it
+        };
+        all.map(turn).collect::<Vec<_>>()
+    };
+    let ends = |was: &Served| was.arrival + was.ttft + was.decode;
+    let served = serve(&SETUP, &Policy::AHEAD, &turns([None, Some(5), Some(5)])).served;
+    for pair in served.windows(2) {
+        assert_eq!(pair[1].arrival, ends(&pair[0]) + seconds(5));
+        assert!(pair[1].ttft > Duration::ZERO && pair[1].ttft < seconds(5), "{pair:?}");
+    }
+    // A recorded time holds, unless the turn before has not ended by then.
+    let late = [0, 1, 100].map(seconds);
+    let mut recorded = turns([None, Some(0), Some(0)]);
+    recorded.iter_mut().zip(late).for_each(|(it, arrival)| it.arrival = arrival);
+    recorded[0].output = 1000;
+    let served = serve(&SETUP, &Policy::HBM, &recorded).served;
+    assert_eq!(served[1].arrival, ends(&served[0]));
+    assert_eq!(served[2].arrival, seconds(100));
+    // Also behind a router, and across a restart.
+    let open = turns([None, Some(5), Some(5)]);
+    let cluster =
+        Cluster { engines: 2, router: Router::RoundRobin, link: None, delay: Duration::ZERO };
+    let served = serve_cluster(&SETUP, &Policy::AHEAD, &open, &cluster).report.served;
+    assert!(served.windows(2).all(|pair| pair[1].arrival == ends(&pair[0]) + seconds(5)));
+    let restart = (seconds(1), seconds(30));
+    let served = serve_restarted(&SETUP, &Policy::AHEAD, &open, restart).served;
+    assert_eq!(served[1].arrival, ends(&served[0]) + seconds(5));
+    assert!(served[1].ttft > seconds(20), "it waits for the engine: {served:?}");
+    assert_eq!(served[2].arrival, ends(&served[1]) + seconds(5));
 }

@@ -212,6 +212,7 @@ fn a_time_that_no_request_has_is_a_dash() {
         output: 1,
         blocks: vec![at],
         leaves: None,
+        after: None,
     };
     let workload = Counted::new((0..9).map(request).collect(), Duration::ZERO);
     let found = plan(&machine(&parameters), &drives(), &limits(None), &[workload], |_| {});

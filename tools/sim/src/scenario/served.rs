@@ -35,7 +35,7 @@ pub(super) fn prompt(
 ) -> Request {
     let name = |at: u32| if at < shared { at.into() } else { own << 32 | u64::from(at) };
     let blocks = (0..input / BLOCK_TOKENS).map(name).collect();
-    Request { arrival, input, output, blocks, leaves: None }
+    Request { arrival, input, output, blocks, leaves: None, after: None }
 }
 
 /// Equal prompts that come at once, of which earlier ones have stored a part.

@@ -86,27 +86,3 @@ fn conversations_go_on_where_they_stopped() {
     // Of six turns, five are not the first one; the last ones have not come yet.
     assert!((2000..2500).contains(&turns), "{turns}");
 }
-
-#[test]
-fn jitter_moves_each_arrival_by_less_than_it_may() {
-    let every = Duration::from_secs(3);
-    let before: Vec<Request> = (0..500_u32)
-        .map(|at| Request {
-            arrival: every * (at / 10),
-            input: at + 1,
-            output: 1,
-            blocks: Vec::new(),
-            leaves: None,
-        })
-        .collect();
-    let mut after = before.clone();
-    jitter(&mut after, every, 1);
-    assert!(after.is_sorted_by_key(|it| it.arrival));
-    let mut moved = 0.0;
-    for request in &after {
-        let by = request.arrival - before[request.input as usize - 1].arrival;
-        assert!(by < every);
-        moved += by.as_secs_f64() / 500.0;
-    }
-    assert!((1.4..1.6).contains(&moved), "{moved}");
-}

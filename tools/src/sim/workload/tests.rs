@@ -108,3 +108,60 @@ fn rounded_times_are_spread_and_others_are_not() {
     assert!(!exact.is_random && exact.setting[1].contains("40 requests"), "{:?}", exact.setting);
     assert_eq!(exact.counted.requests[39].arrival, Duration::from_millis(2250));
 }
+
+#[test]
+fn jitter_moves_each_arrival_by_less_than_it_may() {
+    let every = Duration::from_secs(3);
+    let before: Vec<trace::Request> = (0..500_u32)
+        .map(|at| trace::Request {
+            arrival: every * (at / 10),
+            input_tokens: u64::from(at) + 1,
+            after: (at % 2 == 1).then(|| (at as usize - 1, Duration::ZERO)),
+            ..trace::Request::default()
+        })
+        .collect();
+    let mut after = before.clone();
+    jitter(&mut after, every, 1);
+    assert!(after.is_sorted_by_key(|it| it.arrival));
+    let mut moved = 0.0;
+    for request in &after {
+        let by = request.arrival - before[request.input_tokens as usize - 1].arrival;
+        assert!(by < every);
+        moved += by.as_secs_f64() / 500.0;
+        if let Some((of, _)) = request.after {
+            assert_eq!(after[of].input_tokens, request.input_tokens - 1);
+            assert!(after[of].arrival <= request.arrival);
+        }
+    }
+    assert!((1.4..1.9).contains(&moved), "{moved}");
+}
+
+#[test]
+fn sessions_without_times_begin_at_random() {
+    let line = |session: u32, more: &str| {
+        format!(
+            "{{\"session_id\": {session}, \"input_length\": 700, \"output_length\": 5, \
+             \"hash_ids\": [{session}, 1]{more}}}\n"
+        )
+    };
+    let turns =
+        |session: u32| line(session, "") + &line(session, ", \"delay\": 60000").replace("[", "[7");
+    let text: String = (0..400).map(turns).collect();
+    let found = read(&text, Some(2.0)).unwrap();
+    assert!(found.is_random && found.setting.iter().any(|it| it.contains("Poisson")));
+    let requests = &found.counted.requests;
+    assert!(requests.is_sorted_by_key(|it| it.arrival));
+    let begins: Vec<f64> = requests
+        .iter()
+        .filter(|it| it.after.is_none())
+        .map(|it| it.arrival.as_secs_f64())
+        .collect();
+    let every = begins[399] / 400.0;
+    assert!((0.8..1.2).contains(&every), "one session a second, of two requests: {every}");
+    for request in requests {
+        if let Some((of, thinks)) = request.after {
+            assert_eq!(request.arrival, requests[of].arrival + thinks);
+            assert_eq!(thinks, Duration::from_secs(60));
+        }
+    }
+}

@@ -189,6 +189,7 @@ fn requests_that_come_together_go_to_different_engines() {
         output: 10,
         blocks: (0..64).map(|at| number << 24 | at).collect(),
         leaves: None,
+        after: None,
     };
     let requests: Vec<Request> = (0..8).map(request).collect();
     for router in [Router::RoundRobin, Router::LeastLoaded, Router::Prefix] {

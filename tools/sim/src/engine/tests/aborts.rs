@@ -117,7 +117,14 @@ fn what_has_not_begun_for_who_goes_away_is_not_read() {
 fn when_the_first_that_waits_goes_away_the_next_one_is_taken_on() {
     let request = |seconds, input: u32, output, leaves| {
         let blocks = (0..u64::from(input / 64)).map(|at| u64::from(input) << 32 | at).collect();
-        Request { arrival: Duration::from_secs(seconds), input, output, blocks, leaves }
+        Request {
+            arrival: Duration::from_secs(seconds),
+            input,
+            output,
+            blocks,
+            leaves,
+            after: None,
+        }
     };
     let setup = Setup { kv_bytes: SETUP.model.token_bytes() * 64 * 200, ..*SETUP };
     let requests = [
