@@ -69,7 +69,7 @@ enum SimCommand {
 
 const PLAN_HELP: &str = "\
 Examples:
-  ripieno sim plan conversation_trace.jsonl --rate 0.5 --ttft-p99 5
+  ripieno sim plan conversation_trace.jsonl --rate 0.5 --ttft-p99 2
   ripieno sim plan loogle --rate 1 --dram 128GiB,512GiB --drives 2,4,8 --json
 
 All combinations of host memory and drives are simulated, and none of either, with several seeds
@@ -140,7 +140,11 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
         }
         _ => outcomes(flags)?,
     };
-    report(&outcomes, &serving.report)?;
+    let wide = match &flags.command {
+        Some(SimCommand::Plan(plan)) => Some(plan.wide),
+        _ => None,
+    };
+    report(&outcomes, &serving.report, wide)?;
     Ok(0)
 }
 
@@ -229,14 +233,15 @@ fn named(mut outcome: Outcome, title: &str, name: &str, setting: &[String]) -> O
     outcome
 }
 
-fn report(outcomes: &[Outcome], flags: &ReportFlags) -> anyhow::Result<()> {
+/// Reports the outcomes: of a plan, also what does not decide if `wide` is true.
+fn report(outcomes: &[Outcome], flags: &ReportFlags, wide: Option<bool>) -> anyhow::Result<()> {
     if let Some(path) = &flags.html {
         write_page(path, "ripieno sim", outcomes)?;
     }
     if flags.json {
         terminal::print(serde_json::to_string(outcomes)?)?;
     } else {
-        let shown: Vec<String> = outcomes.iter().map(show).collect();
+        let shown: Vec<String> = outcomes.iter().map(|it| show(it, wide)).collect();
         terminal::print_text(shown.join("\n").trim_end())?;
     }
     Ok(())
@@ -248,12 +253,17 @@ pub(crate) fn write_page(path: &Path, command: &str, outcomes: &[Outcome]) -> an
     Ok(file::write("--html", path, &page)?)
 }
 
-fn show(outcome: &Outcome) -> String {
-    let mut text = format!("{}: {}\n", outcome.name, outcome.title);
-    for line in &outcome.setting {
-        text += &format!("  {}\n", fold(line, 4).replace('\n', "\n    "));
-    }
-    for table in outcome.tables.iter().chain(&comparisons(outcome)) {
+fn show(outcome: &Outcome, wide: Option<bool>) -> String {
+    let head = format!("{}: {}\n", outcome.name, outcome.title);
+    let line = |line: &String| format!("  {}\n", fold(line, 4).replace('\n', "\n    "));
+    let setting: String = outcome.setting.iter().map(line).collect();
+    let note = |note: &String| format!("\n{}\n", fold(note, 0));
+    let notes: String = outcome.notes.iter().map(note).collect();
+    let mut text = String::new();
+    let tables = outcome.tables.iter().enumerate();
+    // A plan's second table is what does not decide.
+    let tables = tables.filter(|(at, _)| wide != Some(false) || *at != 1).map(|(_, table)| table);
+    for table in tables.chain(&comparisons(outcome)) {
         let header: Vec<&str> = table.columns.iter().map(String::as_str).collect();
         let rows = table.rows.iter().map(|row| row.iter().map(|cell| fold(cell, 0)).collect());
         let is_number = |cell: &String| cell.len() < 2 || cell.parse::<f64>().is_ok();
@@ -262,6 +272,9 @@ fn show(outcome: &Outcome) -> String {
         let drawn = fitted(&header, rows.collect(), right, 1);
         text += &format!("\n{}\n{drawn}\n", table.title);
     }
-    outcome.notes.iter().for_each(|note| text += &format!("\n{}\n", fold(note, 0)));
-    text
+    match wide {
+        None => head + &setting + &text + &notes,
+        // What to buy comes first.
+        Some(_) => format!("{head}{notes}{text}\n{setting}"),
+    }
 }

@@ -187,10 +187,13 @@ pub fn read(path: &Path, limit: Option<usize>) -> Result<Trace, Problem> {
     let mut at = Place { name: &name, unit: "", number: 0 };
     let limit = limit.unwrap_or(usize::MAX);
     let mut found = Found { limit, ..Found::default() };
-    let head = start.trim_ascii_start();
-    let read = match head.split(|byte| *byte == b'\n').next().map(<[u8]>::trim_ascii) {
-        Some(b"{") => json::objects(&mut reader, &mut found, &mut at),
-        Some([b'[', ..]) => json::array(&mut reader, &mut found, &mut at),
+    let start = start.trim_ascii_start();
+    let end = start.iter().position(|byte| *byte == b'\n');
+    let read = match (start.first(), end.map(|end| start[..end].trim_ascii_end())) {
+        (Some(b'['), _) => json::array(&mut reader, &mut found, &mut at),
+        (Some(b'{'), Some(line)) if !line.ends_with(b"}") => {
+            json::objects(&mut reader, &mut found, &mut at)
+        }
         _ => lines(&mut reader, &mut found, &mut at),
     };
     match read {
@@ -320,45 +323,54 @@ impl Found {
         Ok(self.requests.len() - 1)
     }
 
-    fn end(self, name: &str) -> Result<Trace, Problem> {
-        let Self { form, mut requests, span, lacks_times, lacks_ids, .. } = self;
-        let (Some(form), false) = (form, requests.is_empty()) else {
+    fn end(mut self, name: &str) -> Result<Trace, Problem> {
+        let (Some(form), false) = (self.form, self.requests.is_empty()) else {
             let what = format!("trace {name}: the file holds no request");
             return Err(Problem::new(what, FORMAT));
         };
-        if form == Form::Mooncake && EPOCH_SECONDS.contains(&span.first.0) {
-            let smallest = span.first.0.as_millis();
+        let (first, line) = self.span.first;
+        if form == Form::Mooncake && EPOCH_SECONDS.contains(&first) {
             return Err(Problem::new(
                 format!(
-                    "{name}:{}: field `timestamp`: {smallest} is the smallest; those look like \
-                     seconds since 1970, and milliseconds are expected",
-                    span.first.1
+                    "{name}:{line}: field `timestamp`: {} is the smallest; those look like seconds \
+                     since 1970, and milliseconds are expected",
+                    first.as_millis()
                 ),
                 "multiply them by 1,000; milliseconds of another clock may begin with 0",
             ));
         }
-        requests.iter_mut().for_each(|request| request.arrival -= span.first.0);
-        sort(&mut requests);
-        let later = requests.iter().filter(|it| it.after.is_some()).count();
-        let is_of_sessions = form == Form::Mooncake && later > 0;
-        let mut notes: Vec<String> =
-            form.note(is_of_sessions).map(str::to_owned).into_iter().collect();
-        let took = (span.last.0 - span.first.0).as_secs_f64();
-        let rate = (requests.len() - 1) as f64 / took;
-        if requests.len() >= 10 && rate > RATE_MAX && rate.is_finite() {
-            let (unit, _) = form.unit();
-            let what = format!(
+        let fast = self.fast(form);
+        if let Some(what) = fast.as_ref().filter(|_| self.fractions * 2 > self.requests.len()) {
+            let what = format!("trace {name}: {what}, and most have fractions of milliseconds");
+            return Err(Problem::new(what, "if they are seconds, multiply them by 1,000"));
+        }
+        let mut notes = self.notes(form);
+        notes.extend(fast);
+        self.requests.iter_mut().for_each(|request| request.arrival -= first);
+        sort(&mut self.requests);
+        Ok(Trace { requests: self.requests, notes, has_starts: !self.lacks_times })
+    }
+
+    /// Says that more requests come than a GPU serves.
+    fn fast(&self, form: Form) -> Option<String> {
+        let took = (self.span.last.0 - self.span.first.0).as_secs_f64();
+        let (count, unit) = (self.requests.len(), form.unit().0);
+        let rate = (count - 1) as f64 / took;
+        let is_fast = count >= 10 && rate > RATE_MAX && rate.is_finite() && !self.lacks_times;
+        is_fast.then(|| {
+            format!(
                 "{} requests in {took:.2} s, if times are {unit}: {rate:.0} a second, which no GPU \
                  serves",
-                grouped(requests.len() as u64)
-            );
-            if form == Form::Mooncake && self.fractions * 2 > requests.len() {
-                let what = format!("trace {name}: {what}, and most have fractions of them");
-                return Err(Problem::new(what, "if they are seconds, multiply them by 1,000"));
-            }
-            notes.push(what);
-        }
-        if lacks_ids || form.is_csv() {
+                grouped(count as u64)
+            )
+        })
+    }
+
+    fn notes(&self, form: Form) -> Vec<String> {
+        let [count, failed] = [self.requests.len(), self.failed].map(|it| grouped(it as u64));
+        let later = self.requests.iter().filter(|it| it.after.is_some()).count();
+        let mut notes: Vec<String> = form.note(later > 0).map(str::to_owned).into_iter().collect();
+        if self.lacks_ids || form.is_csv() {
             notes.push(
                 "it says how long prompts are, and not what they share: all are taken for new, and \
                  nothing is found but in turns of one session; real hits are more"
@@ -366,27 +378,24 @@ impl Found {
             );
         }
         if self.failed > 0 {
-            let failed = grouped(self.failed as u64);
             notes.push(format!("{failed} rows without tokens are left out: they failed"));
         }
         if later > 0 {
+            let when = match form {
+                Form::Bailian => ", or later, at its own time",
+                Form::ShareGpt => "",
+                _ => ", and its time to think is over",
+            };
             notes.push(format!(
-                "{} of {} requests are later turns of a session: each comes when the one before \
-                 has ended{}",
-                grouped(later as u64),
-                grouped(requests.len() as u64),
-                match form {
-                    Form::Bailian => ", or later, at its own time",
-                    Form::ShareGpt => "",
-                    _ => ", and its time to think is over",
-                }
+                "{} of {count} requests are later turns of a session: each comes when the one \
+                 before has ended{when}",
+                grouped(later as u64)
             ));
         }
-        let has_starts = !lacks_times;
-        if !has_starts {
+        if self.lacks_times {
             notes.push("it does not say when its sessions begin: all at once".to_owned());
         }
-        Ok(Trace { requests, notes, has_starts })
+        notes
     }
 }
 
@@ -450,6 +459,12 @@ impl Place<'_> {
         }
         let most = grouped(TOKENS_MAX);
         Err(self.problem(&format!("{what}: expected at most {most} tokens, found {tokens}")))
+    }
+
+    /// Rejects a size of a block that nobody has.
+    fn block(&self, tokens: u32) -> Result<(), Problem> {
+        let what = || format!("field `block_size`: expected 1 to 65536 tokens, found {tokens}");
+        if (1..=1 << 16).contains(&tokens) { Ok(()) } else { Err(self.problem(&what())) }
     }
 
     /// Converts a time of a trace of this form.

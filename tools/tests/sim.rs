@@ -47,15 +47,15 @@ fn cell(outcome: &Value, table: usize, row: &str, column: &str) -> f64 {
 fn a_trace_is_served_with_all_policies() {
     let file = trace();
     let path = file.path().to_str().unwrap();
-    let found = json(&[path, "--rate", "1"]);
+    let found = json(&[path, "--rate", "1", "--stretch"]);
     assert_eq!(cell(&found, 1, "recompute", "together, %"), 0.0);
     // The second and the third turn find the previous turn's tokens: 4 and 8 of 24 thousand.
     let hits = cell(&found, 1, "ours", "together, %");
     assert!((49.0..=50.0).contains(&hits), "{hits}");
     assert!(cell(&found, 0, "ours", "TTFT, ms") < cell(&found, 0, "recompute", "TTFT, ms"));
     let setting = found["setting"].to_string();
-    assert!(setting.contains("times those of the trace") && setting.contains("--rate 1"));
-    assert_eq!(found, json(&[path, "--rate", "1"]));
+    assert!(setting.contains("times those of the trace") && setting.contains("--stretch"));
+    assert_eq!(found, json(&[path, "--rate", "1", "--stretch"]));
 }
 
 #[test]
@@ -71,8 +71,9 @@ fn layers_take_as_long_as_an_engine_says() {
         let tokens = ["[[1,4096]]", "[[1,8192]]", "[[1,12288]]"];
         let steps: String = prompts.into_iter().chain(tokens).map(step).collect();
         fs::write(layers.path(), format!("{head}\n{steps}")).unwrap();
-        let args = [path, "--rate", "0.01", "--layers", layers.path().to_str().unwrap()];
-        json(&[&args[..], more].concat())
+        let slow = ["--rate", "0.01", "--stretch"];
+        let args = [path, "--layers", layers.path().to_str().unwrap()];
+        json(&[&args[..], &slow, more].concat())
     };
     let [short, long] = [1000, 2000].map(|layer_us| served(layer_us, &[]));
     assert!(long["setting"].to_string().contains("as long as those of m on g with e"));
@@ -133,12 +134,12 @@ fn a_plan_recommends_what_keeps_the_limit() {
 fn a_plan_shows_a_restart() {
     let file = trace();
     let args = ["plan", file.path().to_str().unwrap(), "--dram", "8GiB", "--drives", "1"];
-    assert_eq!(json(&args)["tables"].as_array().unwrap().len(), 1);
+    assert_eq!(json(&args)["tables"].as_array().unwrap().len(), 2);
     let found = json(&[&args[..], &["--restart"]].concat());
-    let title = found["tables"][1]["title"].as_str().unwrap();
+    let title = found["tables"][2]["title"].as_str().unwrap();
     assert!(title.contains("after a restart") && title.contains("60 s"), "{title}");
-    let usual = cell(&found, 1, "1 drive", "hits, %");
-    assert!(usual > 0.0, "{}", found["tables"][1]);
+    let usual = cell(&found, 2, "1 drive", "hits, %");
+    assert!(usual > 0.0, "{}", found["tables"][2]);
 }
 
 #[test]
@@ -212,7 +213,7 @@ fn bad_input_is_named() {
 fn drives_and_parameters_are_the_given_ones() {
     let (file, folder) = (trace(), tempfile::tempdir().unwrap());
     let path = file.path().to_str().unwrap();
-    let small = [path, "--rate", "0.2", "--kv-memory", "2GiB"];
+    let small = [path, "--rate", "0.2", "--stretch", "--kv-memory", "2GiB"];
     let with = |more: &[&str]| json(&[&small[..], more].concat());
     let ttft = |outcome: &Value| cell(outcome, 0, "ours", "TTFT, ms");
     let slow = with(&["--drive-read", "100MB", "--drive-write", "100MB", "--latency", "5ms"]);

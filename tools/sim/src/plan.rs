@@ -90,7 +90,7 @@ impl Choices {
 impl Hardware {
     fn name(&self, gpus: u32) -> String {
         let Self { dram, drives, .. } = *self;
-        let memory = format!("{} of host memory", size(dram));
+        let memory = format!("{} of DRAM", size(dram));
         let plural = if drives == 1 { "drive" } else { "drives" };
         match (dram, drives) {
             (0, 0) if self.gpus != gpus => format!("{} GPUs, their memory alone", self.gpus),
@@ -172,9 +172,17 @@ impl Choice {
         self.range(|it| it.summary.ttft.p99)
     }
 
-    /// Returns true if the queue grows, with most seeds.
+    fn p50(&self) -> f64 {
+        self.median(|it| it.summary.ttft.p50)
+    }
+
+    fn hour(&self) -> f64 {
+        self.median(|it| it.hour)
+    }
+
+    /// Returns true if requests wait in a queue that does not empty for long, with most seeds.
     fn is_saturated(&self) -> bool {
-        self.median(|it| it.summary.queue_growth) > Summary::SATURATED
+        self.median(|it| it.summary.backlog) > Summary::BACKLOG
     }
 
     fn keeps(&self, limits: &Limits) -> bool {
@@ -277,6 +285,49 @@ fn names<'a>(choices: impl IntoIterator<Item = &'a Choice>, gpus: u32) -> String
     names.join("; ")
 }
 
+/// Says which choices write more to drives than these are rated for.
+fn worn(found: &[Choice], limits: &Limits, gpus: u32) -> Option<String> {
+    let worn = found.iter().filter(|it| it.drive_writes() > limits.writes_a_day);
+    let worn: Vec<&Choice> = worn.collect();
+    let most = worn.iter().map(|it| it.drive_writes()).fold(0.0, f64::max);
+    (!worn.is_empty()).then(|| {
+        format!(
+            "Drives are written more often than {} times a day: {}. Their price counts as often as \
+             they have to be replaced. That is while a store fills, for {} hours or more; a full \
+             one refuses what is worth less than what it has, and writes less.",
+            limits.writes_a_day,
+            names(worn, gpus),
+            number(24.0 / most)
+        )
+    })
+}
+
+/// Returns what is sooner than a choice for more dollars an hour: of what costs less and serves
+/// what arrives, all are later.
+fn dearer(found: &[Choice], best: &Choice, gpus: u32) -> Option<String> {
+    let mut others: Vec<&Choice> = found.iter().filter(|it| !it.is_saturated()).collect();
+    others.sort_by(|one, other| one.hour().total_cmp(&other.hour()));
+    let (mut before, mut lines) = ([best.p50(), best.p99()[1]], Vec::new());
+    for it in others.into_iter().filter(|it| it.hour() > best.hour()) {
+        let now = [it.p50(), it.p99()[1]];
+        // Less than a tenth is no reason to pay.
+        if (0..2).any(|at| now[at] < before[at] * 0.9)
+            && (0..2).all(|at| now[at] < before[at] * 1.1)
+        {
+            lines.push(format!(
+                "{} (+${:.2} an hour): {} and {} ms",
+                it.hardware.name(gpus),
+                it.hour() - best.hour(),
+                number(now[0] * 1e3),
+                number(now[1] * 1e3)
+            ));
+            before = now;
+        }
+    }
+    (!lines.is_empty())
+        .then(|| format!("Sooner, for more (TTFT of 50 and 99 %): {}.", lines.join("; ")))
+}
+
 fn advice(found: &[Choice], limits: &Limits, gpus: u32) -> Vec<String> {
     let ms = |time: f64| number(time * 1e3);
     let all = found.len();
@@ -292,11 +343,13 @@ fn advice(found: &[Choice], limits: &Limits, gpus: u32) -> Vec<String> {
             None => format!("the lowest cost of {all} combinations"),
         };
         notes.push(format!(
-            "Recommended: {}: ${:.3} a million tokens, TTFT {} ms (99 %): {why}.",
+            "Recommended: {}: ${:.3} a million tokens, TTFT {} ms (50 %), {} ms (99 %): {why}.",
             it.hardware.name(gpus),
             it.million(),
+            ms(it.p50()),
             ms(it.p99()[1])
         ));
+        notes.extend(dearer(found, it, gpus));
         let ties: Vec<&Choice> = found
             .iter()
             .filter(|other| other.hardware != it.hardware && other.keeps(limits))
@@ -322,28 +375,19 @@ fn advice(found: &[Choice], limits: &Limits, gpus: u32) -> Vec<String> {
     let saturated: Vec<&Choice> = found.iter().filter(|it| it.is_saturated()).collect();
     if saturated.len() == all {
         notes.push(
-            "More requests arrive than any of them serves: queues grow to the end, TTFT says how \
-             long the run was, and costs are those of a full load. Use a lower --rate, or more \
-             GPUs."
+            "More requests arrive than any of them serves, for a quarter of the time at least: \
+             TTFT says how long that was, and costs are those of a full load. Use a lower --rate, \
+             or more GPUs."
                 .to_owned(),
         );
     } else if !saturated.is_empty() {
         notes.push(format!(
-            "More requests arrive than these serve (left over, %), and their TTFT says how long \
-             the run was: {}.",
+            "More requests arrive than these serve, for a quarter of the time at least, and their \
+             TTFT says how long that was: {}.",
             names(saturated, gpus)
         ));
     }
-    let worn = found.iter().filter(|it| it.drive_writes() > limits.writes_a_day);
-    let worn: Vec<&Choice> = worn.collect();
-    if !worn.is_empty() {
-        notes.push(format!(
-            "Drives are written more often than {} times a day: {}. Their price counts as often as \
-             they have to be replaced.",
-            limits.writes_a_day,
-            names(worn, gpus)
-        ));
-    }
+    notes.extend(worn(found, limits, gpus));
     notes
 }
 

@@ -90,6 +90,9 @@ pub struct Summary {
     /// Fraction of the arriving requests by which the queue grew from the second fifth of them to
     /// the last one; 0 if it did not. A stable queue has about 0.
     pub queue_growth: f64,
+    /// Longest time for which the queue for the first token did not empty, as a fraction of the time
+    /// of all arrivals; 0 if requests did not wait in it.
+    pub backlog: f64,
     /// Fraction of the prompt tokens found in the GPU's memory.
     pub hbm_hits: f64,
     /// Fraction loaded from host memory.
@@ -112,6 +115,8 @@ impl Summary {
     /// Growth of the queue from which on more arrives than is served: a queue that does not grow
     /// varies by less.
     pub const SATURATED: f64 = 0.03;
+    /// Backlog from which on more arrives than is served, for a while at least.
+    pub const BACKLOG: f64 = 0.25;
 
     /// Summarises the run of `policy` over `workload`.
     pub fn of(policy: &Policy, workload: &Counted, report: &Report) -> Self {
@@ -140,6 +145,7 @@ impl Summary {
             ttft_again: Times::of(again.map(|((_, was), _)| was.ttft.as_secs_f64()).collect()),
             itl: Times::of(itl.collect()),
             queue_growth: queue_growth(&both),
+            backlog: backlog(&both),
             hbm_hits: hits[0],
             host_hits: hits[1],
             drive_hits: hits[2],
@@ -170,6 +176,39 @@ fn queue_growth(served: &[(&Request, &Served)]) -> f64 {
     // A few requests are chance, and not growth.
     let grown = late - early;
     if grown < 4.0 { 0.0 } else { grown / (count as f64 * 0.6) }
+}
+
+/// Requests in the queue wait if half of them get their first token so many times later than those
+/// that came to an empty one.
+const WAIT: f64 = 5.0;
+
+/// Returns [`Summary::backlog`] of `served`, in order of arrival.
+fn backlog(served: &[(&Request, &Served)]) -> f64 {
+    let seconds = |from: usize, to: usize| {
+        median(served[from..to].iter().map(|(_, was)| was.ttft.as_secs_f64()).collect())
+    };
+    // The times when the queue was empty: a request comes when all others have their first token.
+    let (mut begins, mut empty, mut until) = (Vec::new(), Vec::new(), Duration::ZERO);
+    for (at, (_, was)) in served.iter().enumerate() {
+        if at == 0 || was.arrival >= until {
+            begins.push(at);
+            empty.push(was.ttft.as_secs_f64());
+        }
+        until = until.max(was.arrival + was.ttft);
+    }
+    let (Some(alone), Some((_, last)), true) = (median(empty), served.last(), served.len() >= 10)
+    else {
+        return 0.0;
+    };
+    let grows = queue_growth(served) > Summary::SATURATED;
+    let ends = begins.iter().skip(1).copied().chain([served.len()]);
+    let lasts = |(from, to): (usize, usize)| {
+        let waits = grows || seconds(from, to).is_some_and(|median| median > WAIT * alone);
+        let end = served.get(to).map_or(last.arrival, |(_, was)| was.arrival);
+        if waits { (end - served[from].1.arrival).as_secs_f64() } else { 0.0 }
+    };
+    let longest = begins.iter().copied().zip(ends).map(lasts).fold(0.0, f64::max);
+    part(longest, (last.arrival - served[0].1.arrival).as_secs_f64())
 }
 
 /// Prices in dollars an hour.
@@ -242,6 +281,42 @@ mod tests {
         for (each, left) in [(1.25, 0.2), (2.0, 0.5)] {
             assert!((growth(each) - left).abs() < 0.01, "{each}: {}", growth(each));
         }
+    }
+
+    #[test]
+    fn a_queue_that_empties_is_no_backlog() {
+        // Requests come at these times, and each takes a second of a machine that serves in turn.
+        let of = |times: &[u64]| {
+            let request = Request {
+                arrival: Duration::ZERO,
+                input: 100,
+                output: 1,
+                blocks: Vec::new(),
+                leaves: None,
+                after: None,
+            };
+            let mut free = Duration::ZERO;
+            let served: Vec<Served> = times
+                .iter()
+                .map(|at| {
+                    let arrival = Duration::from_secs(*at);
+                    free = free.max(arrival) + Duration::from_secs(1);
+                    Served { arrival, ttft: free - arrival, ..Served::default() }
+                })
+                .collect();
+            backlog(&served.iter().map(|was| (&request, was)).collect::<Vec<_>>())
+        };
+        let calm: Vec<u64> = (0..100).map(|at| at * 2).collect();
+        assert_eq!(of(&calm), 0.0);
+        // Waves of 100 s every 900 s, and the last one, which ends the arrivals.
+        let waves: Vec<u64> = (0..500).map(|at| at / 100 * 900).collect();
+        assert!((0.2..Summary::BACKLOG).contains(&of(&waves)), "{}", of(&waves));
+        // Two come a second, where one is served.
+        let many: Vec<u64> = (0..400).map(|at| at / 2).collect();
+        assert!(of(&many) > 0.9, "{}", of(&many));
+        // From the middle on.
+        let later: Vec<u64> = calm.iter().copied().chain(many.iter().map(|at| at + 200)).collect();
+        assert!((0.4..0.6).contains(&of(&later)), "{}", of(&later));
     }
 
     #[test]

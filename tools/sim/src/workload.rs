@@ -63,7 +63,7 @@ impl Workload {
     pub fn requests(&self, count: usize, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
         match &self.generator {
             Generator::Documents(it) => it.requests(rate, block_tokens, seed),
-            Generator::Conversations(it) => it.requests(count, rate, block_tokens, seed),
+            Generator::Conversations(it) => it.steady(count, rate, block_tokens, seed),
             Generator::Profile(it) => it.requests(count as u64, rate, block_tokens, seed),
         }
     }
@@ -169,6 +169,20 @@ pub struct Conversations {
 }
 
 impl Conversations {
+    /// Returns `count` requests at about `rate` a second, of a time when as many conversations end
+    /// as begin: what came before is left out.
+    fn steady(&self, count: usize, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
+        // Of a hundred conversations, one takes longer.
+        let ramp = self.turns * self.pause * 5.0;
+        let before = (ramp * rate * 1.5) as usize;
+        let mut all = self.requests(count + before, rate, block_tokens, seed);
+        let ramp = Duration::from_secs_f64(ramp);
+        all.retain(|request| request.arrival >= ramp);
+        all.truncate(count);
+        all.iter_mut().for_each(|request| request.arrival -= ramp);
+        all
+    }
+
     /// Returns `count` requests at about `rate` a second, with Poisson arrivals of conversations.
     pub fn requests(&self, count: usize, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
         let mut chance = StdRng::seed_from_u64(seed);

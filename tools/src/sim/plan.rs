@@ -48,6 +48,10 @@ pub(crate) struct PlanFlags {
     #[arg(long, value_name = "COUNT", value_parser = above_zero, help_heading = "Choices")]
     drive_writes: Option<f64>,
 
+    /// Also show what does not decide, such as hits by tier
+    #[arg(long, help_heading = "Report")]
+    pub(super) wide: bool,
+
     #[command(flatten)]
     pub(super) serving: ServingFlags,
 }

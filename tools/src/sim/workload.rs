@@ -1,5 +1,7 @@
 //! The simulated workload: a trace, or a named workload.
 
+mod sessions;
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,13 +16,22 @@ use crate::size::{self, Size};
 use crate::timing::percent;
 use crate::trace::{self, Trace};
 
+/// Maximum number of times that a trace's sessions are served: more are not like anyone's.
+const COPIES_MAX: f64 = 1000.0;
+
 /// Flags of the workload.
 #[derive(Debug, Args)]
 pub(crate) struct WorkloadFlags {
-    /// Mean number of requests a second. The times of a trace are scaled to it [default: a trace's
-    /// own; 1 for documents, 4 for profiles]
+    /// Mean number of requests a second. A part of the sessions of a trace is taken for it, at
+    /// random, or copies of them are added [default: a trace's own; 1 for documents, 4 for
+    /// profiles]
     #[arg(long, value_name = "RATE", value_parser = requests_a_second, help_heading = "Workload")]
     rate: Option<f64>,
+
+    /// Stretch the times of a trace to --rate, with all its sessions. What is asked for between two
+    /// turns, and so hits, stay those of the trace's own rate
+    #[arg(long, requires = "rate", help_heading = "Workload")]
+    stretch: bool,
 
     /// Only the first COUNT requests [default: all of a trace; 4000 of a profile]
     #[arg(long, value_name = "COUNT", help_heading = "Workload",
@@ -146,7 +157,7 @@ fn measured(requests: &[Request]) -> String {
         match rate(requests) {
             None => "all at once".to_owned(),
             Some(rate) if requests.iter().any(|it| it.after.is_some()) => {
-                format!("{rate:.2} a second if answers took no time")
+                format!("at most {rate:.2} a second")
             }
             Some(rate) => format!("{rate:.2} a second"),
         },
@@ -214,22 +225,50 @@ fn from_trace(
     }
     let mut requests: Vec<Request> = read.iter().map(|it| served(it, block_tokens)).collect();
     drop(read);
-    if let Some(wanted) = flags.rate.filter(|_| has_starts) {
+    let wanted = flags.rate.filter(|_| has_starts);
+    if let Some(wanted) = wanted {
         let Some(recorded) = rate(&requests) else {
             let what = format!("--rate {wanted}: all requests of the trace come at once");
             return Err(Problem::new(what, "leave --rate out"));
         };
-        let factor = recorded / wanted;
-        for request in &mut requests {
-            request.arrival = Duration::from_secs_f64(request.arrival.as_secs_f64() * factor);
-            request.after = request.after.map(|(of, thinks)| (of, thinks.mul_f64(factor)));
+        let factor = wanted / recorded;
+        if flags.stretch {
+            let times = recorded / wanted;
+            let stretch = |time: Duration| Duration::from_secs_f64(time.as_secs_f64() * times);
+            for request in &mut requests {
+                request.arrival = stretch(request.arrival);
+                request.after = request.after.map(|(of, thinks)| (of, stretch(thinks)));
+            }
+            setting.push(format!(
+                "times between requests are {times:.3} times those of the trace, which has \
+                 {recorded:.2} requests a second (--stretch)"
+            ));
+        } else {
+            if factor > COPIES_MAX {
+                let what = format!(
+                    "--rate {wanted}: {factor:.0} times as many as the trace has, {recorded:.2e} a \
+                     second"
+                );
+                let hint = format!("give at most {COPIES_MAX} times as many, or --stretch");
+                return Err(Problem::new(what, hint));
+            }
+            let (all, copies) = (requests.len(), (requests.len() as f64 * factor) as u64);
+            let what = || format!("--rate {wanted}: {copies} requests");
+            let each = names + (all * size_of::<Request>()) as u64;
+            check_memory((each as f64 * factor) as u64, what, "give a smaller --rate")?;
+            let sessions = sessions::scale(&mut requests, factor, seed);
+            if requests.is_empty() {
+                let what = format!("--rate {wanted}: none of {all} requests is left");
+                return Err(Problem::new(what, "give a larger --rate, or --stretch"));
+            }
+            setting.push(format!(
+                "{factor:.3} of the trace's {sessions} sessions, at random, at their own times; the \
+                 trace has {recorded:.2} requests a second (--rate {wanted})"
+            ));
         }
-        setting.push(format!(
-            "times between requests are {factor:.3} times those of the trace, which has \
-             {recorded:.2} requests a second (--rate {wanted})"
-        ));
     }
-    Ok((requests, setting, most > Duration::ZERO || begins.is_some()))
+    let is_random = most > Duration::ZERO || begins.is_some() || wanted.is_some() && !flags.stretch;
+    Ok((requests, setting, is_random))
 }
 
 /// Spreads the arrivals of a trace whose times are rounded down: each by a random part of `most`.

@@ -24,7 +24,7 @@ type Fields<'a> = BTreeMap<String, &'a RawValue>;
 pub(super) struct Sessions {
     /// Index of the request of each of Bailian's chats.
     chats: HashMap<i64, usize>,
-    named: HashMap<String, Session>,
+    named: HashMap<Name, Session>,
     /// Number of conversations.
     count: u64,
 }
@@ -40,7 +40,7 @@ struct Session {
 }
 
 /// A name, or a number for one.
-#[derive(Deserialize)]
+#[derive(PartialEq, Eq, Hash, Deserialize)]
 #[serde(untagged)]
 enum Name {
     Text(String),
@@ -267,43 +267,15 @@ fn check_blocks(
 }
 
 impl Found {
-    /// Adds a line of Mooncake's or Bailian's form.
-    fn request(&mut self, form: Form, fields: &Fields<'_>, at: &Place<'_>) -> Result<(), Problem> {
-        let tokens = |name: &str| {
-            let tokens = field(fields, name, at)?;
-            at.limit(&format!("field `{name}`"), tokens)
-        };
+    /// Returns a request with the lengths and IDs of a line.
+    fn prompt(&self, form: Form, fields: &Fields<'_>, at: &Place<'_>) -> Result<Request, Problem> {
+        let tokens = |name: &str| at.limit(&format!("field `{name}`"), field(fields, name, at)?);
         let [input_tokens, output_tokens] = [tokens("input_length")?, tokens("output_length")?];
         let block_tokens = match form {
             Form::Bailian => SMALL_BLOCK,
             _ => optional(fields, "block_size", at)?.unwrap_or(TRACE_BLOCK_TOKENS),
         };
-        if !(1..=1 << 16).contains(&block_tokens) {
-            let what =
-                format!("field `block_size`: expected 1 to 65536 tokens, found {block_tokens}");
-            return Err(at.problem(&what));
-        }
-        let session = optional(fields, "session_id", at)?.map(|name| match name {
-            Name::Text(name) => name,
-            Name::Number(number) => number.to_string(),
-        });
-        let before = session.as_ref().and_then(|name| self.json.named.get(name));
-        let time = match before {
-            Some(_) => optional(fields, "timestamp", at)?,
-            None if self.lacks_times && fields.contains_key("timestamp") => {
-                return Err(at.problem("field `timestamp`: the first line has none"));
-            }
-            None if self.lacks_times => None,
-            None => Some(field::<f64>(fields, "timestamp", at)?),
-        };
-        let mut arrival = time.map_or(Ok(Duration::ZERO), |it| at.time("timestamp", it, form))?;
-        self.fractions +=
-            usize::from(time.is_some_and(|it| form == Form::Mooncake && it % 1.0 != 0.0));
-        let thinks = match before {
-            Some(_) => optional(fields, "delay", at)?.unwrap_or(0.0),
-            None => 0.0,
-        };
-        let thinks = at.time("delay", thinks, form)?;
+        at.block(block_tokens)?;
         let ids: Vec<u64> = match self.lacks_ids {
             true => optional(fields, "hash_ids", at)?.unwrap_or_default(),
             false => field(fields, "hash_ids", at)?,
@@ -311,39 +283,53 @@ impl Found {
         if !(self.lacks_ids && ids.is_empty()) {
             check_blocks(ids.len() as u64, (input_tokens, block_tokens), at)?;
         }
-        let number = 2 * self.requests.len() as u64;
-        let mut request = Request {
+        let (hash_ids, own) = (ids.into(), 2 * self.requests.len() as u64);
+        Ok(Request {
             input_tokens,
             output_tokens,
             block_tokens,
-            own: number,
+            hash_ids,
+            own,
             ..Request::default()
-        };
-        match before {
-            // The session's first block is there again: the line has the whole prompt.
-            Some(it) if ids.first().is_some_and(|id| it.hash_ids.first() == Some(id)) => {
-                request.hash_ids = ids.into();
+        })
+    }
+
+    /// Adds a line of Mooncake's or Bailian's form.
+    fn request(&mut self, form: Form, fields: &Fields<'_>, at: &Place<'_>) -> Result<(), Problem> {
+        let session: Option<Name> = optional(fields, "session_id", at)?;
+        let before = session.as_ref().and_then(|name| self.json.named.get(name));
+        let mut request = self.prompt(form, fields, at)?;
+        let time: Option<f64> = match before {
+            None if !self.lacks_times => Some(field(fields, "timestamp", at)?),
+            None if fields.contains_key("timestamp") => {
+                return Err(at.problem("field `timestamp`: the first line has none"));
             }
-            Some(it) => {
+            _ => optional(fields, "timestamp", at)?,
+        };
+        let is_part = |time: f64| form == Form::Mooncake && time % 1.0 != 0.0;
+        self.fractions += usize::from(time.is_some_and(is_part));
+        request.arrival = at.time("timestamp", time.unwrap_or(0.0), form)?;
+        if let Some(it) = before {
+            let thinks = at.time("delay", optional(fields, "delay", at)?.unwrap_or(0.0), form)?;
+            request.after = Some((it.last, thinks));
+            request.arrival = request.arrival.max(self.requests[it.last].arrival + thinks);
+            // If the session's first block is there again, the line has the whole prompt.
+            let is_whole =
+                request.hash_ids.first().is_some_and(|id| it.hash_ids.first() == Some(id));
+            if !is_whole {
                 request.input_tokens += it.context;
                 (request.hash_ids, request.own) = (Arc::clone(&it.hash_ids), it.own);
             }
-            None => request.hash_ids = ids.into(),
-        }
-        if let Some(it) = before {
-            request.after = Some((it.last, thinks));
-            arrival = arrival.max(self.requests[it.last].arrival + thinks);
         }
         if form == Form::Bailian {
-            let parent = field::<i64>(fields, "parent_chat_id", at)?;
+            let parent: i64 = field(fields, "parent_chat_id", at)?;
             request.after = self.json.chats.get(&parent).map(|before| (*before, Duration::ZERO));
         }
-        request.arrival = arrival;
-        let context = request.input_tokens + output_tokens;
-        let full = (request.input_tokens / u64::from(block_tokens)) as usize;
+        let context = request.input_tokens + request.output_tokens;
+        let full = (request.input_tokens / u64::from(request.block_tokens)) as usize;
         let (hash_ids, own) = match before {
             Some(it) => (Arc::clone(&it.hash_ids), it.own),
-            None => (request.hash_ids.iter().take(full).copied().collect(), number + 1),
+            None => (request.hash_ids.iter().take(full).copied().collect(), request.own + 1),
         };
         let last = self.push(request, at)?;
         if form == Form::Bailian {
@@ -390,11 +376,7 @@ impl Found {
         if self.is_full() {
             return Ok(None);
         }
-        if !(1..=1 << 16).contains(&block_tokens) {
-            return Err(
-                at.problem(&format!("`block_size`: expected 1 to 65536, found {block_tokens}"))
-            );
-        }
+        at.block(block_tokens)?;
         at.time("t", t, Form::Weka)?;
         let [input_tokens, output_tokens] =
             [at.limit("field `in`", it.input)?, at.limit("field `out`", it.output)?];

@@ -5,6 +5,7 @@ use super::*;
 fn flags(rate: Option<f64>) -> WorkloadFlags {
     WorkloadFlags {
         rate,
+        stretch: true,
         requests: None,
         seed: 1,
         warm_up: None,
