@@ -274,7 +274,7 @@ fn show(outcome: &Outcome, wide: Option<bool>) -> String {
     }
     match wide {
         None => head + &setting + &text + &notes,
-        // What to buy comes first.
+        // The advice comes first.
         Some(_) => format!("{head}{notes}{text}\n{setting}"),
     }
 }

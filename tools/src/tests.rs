@@ -28,10 +28,11 @@ const TRACE: &str = r#"{"timestamp": 0, "input_length": 700, "output_length": 5,
 
 /// Other forms of traces.
 const FORMS: [&str; 6] = [
-    r#"{"chat_id": 5, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 40, "output_length": 3, "hash_ids": [1, 2, 3]}
-{"chat_id": 6, "parent_chat_id": 5, "timestamp": 9, "input_length": 48, "output_length": 3, "hash_ids": [1, 2, 4]}
+    r#"
+{"chat_id":5,"parent_chat_id":-1,"timestamp":1,"input_length":9,"output_length":3,"hash_ids":[1]}
+{"chat_id":6,"parent_chat_id":5,"timestamp":9,"input_length":20,"output_length":3,"hash_ids":[1,2]}
 "#,
-    r#"{"session_id": "a", "input_length": 1100, "output_length": 300, "hash_ids": [0, 1, 2], "timestamp": 5.5}
+    r#"{"session_id":"a","input_length":1100,"output_length":3,"hash_ids":[0,1,2],"timestamp":5}
 {"session_id": "a", "input_length": 700, "output_length": 40, "hash_ids": [3, 4], "delay": 2500.0}
 {"session_id": "a", "input_length": 600, "output_length": 40, "hash_ids": [0, 4], "delay": 25}
 "#,

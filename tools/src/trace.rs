@@ -186,7 +186,7 @@ pub fn read(path: &Path, limit: Option<usize>) -> Result<Trace, Problem> {
     let name = path.display().to_string();
     let mut at = Place { name: &name, unit: "", number: 0 };
     let limit = limit.unwrap_or(usize::MAX);
-    let mut found = Found { limit, ..Found::default() };
+    let mut found = Reading { limit, ..Reading::default() };
     let start = start.trim_ascii_start();
     let end = start.iter().position(|byte| *byte == b'\n');
     let read = match (start.first(), end.map(|end| start[..end].trim_ascii_end())) {
@@ -226,7 +226,7 @@ impl From<io::Error> for Failed {
 }
 
 /// Reads lines of JSON or CSV.
-fn lines(reader: &mut impl BufRead, found: &mut Found, at: &mut Place<'_>) -> Result<(), Failed> {
+fn lines(reader: &mut impl BufRead, found: &mut Reading, at: &mut Place<'_>) -> Result<(), Failed> {
     let mut line = Vec::new();
     while !found.is_full() {
         line.clear();
@@ -288,9 +288,9 @@ impl Form {
     }
 }
 
-/// What was read so far.
+/// Requests of a trace of which a part was read.
 #[derive(Default)]
-struct Found {
+struct Reading {
     limit: usize,
     /// Known from the first line on.
     form: Option<Form>,
@@ -307,7 +307,7 @@ struct Found {
     columns: [usize; 3],
 }
 
-impl Found {
+impl Reading {
     fn is_full(&self) -> bool {
         self.requests.len() >= self.limit
     }

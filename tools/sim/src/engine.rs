@@ -179,6 +179,17 @@ pub struct Report {
     pub spans: Vec<Span>,
 }
 
+/// Who brings later requests.
+#[derive(Debug)]
+struct Sessions {
+    /// True if a router hands the engine its requests: it serves no others.
+    is_routed: bool,
+    /// By request, those that wait for its end.
+    followers: BTreeMap<usize, Vec<usize>>,
+    /// Later turns, whose time is known and has not come.
+    turns: BTreeSet<(Duration, usize)>,
+}
+
 /// A run.
 #[derive(Debug)]
 struct Engine<'a, T: Tiers> {
@@ -186,12 +197,7 @@ struct Engine<'a, T: Tiers> {
     requests: &'a [Request],
     now: Duration,
     arrived: usize,
-    /// True if a router hands it its requests: it serves no others.
-    is_routed: bool,
-    /// By request, those that wait for its end.
-    followers: BTreeMap<usize, Vec<usize>>,
-    /// Later turns of sessions, whose time is known and has not come.
-    turns: BTreeSet<(Duration, usize)>,
+    sessions: Sessions,
     /// Disconnect times of clients whose requests have arrived and not ended.
     leaving: BTreeSet<(Duration, usize)>,
     waiting: VecDeque<Waiting>,
@@ -351,9 +357,7 @@ impl<'a, T: Tiers> Engine<'a, T> {
             requests,
             now: Duration::ZERO,
             arrived: 0,
-            is_routed: false,
-            followers: followers(requests),
-            turns: BTreeSet::new(),
+            sessions: Sessions::of(requests),
             leaving: BTreeSet::new(),
             waiting: VecDeque::new(),
             is_new: false,
@@ -383,7 +387,7 @@ impl<'a, T: Tiers> Engine<'a, T> {
         self.compute_ends()?;
         if !goes_on() {
             self.arrived = self.requests.len();
-            self.turns.clear();
+            self.sessions.turns.clear();
             self.waiting.clear();
             self.leaving.clear();
         }
@@ -416,7 +420,7 @@ impl<'a, T: Tiers> Engine<'a, T> {
     /// Returns the time of the next arrival or disconnect.
     fn next_client(&self) -> Option<Duration> {
         let arrival = self.requests.get(self.arrived).map(|request| request.arrival);
-        let [turn, leaves] = [&self.turns, &self.leaving].map(|it| Some(it.first()?.0));
+        let [turn, leaves] = [&self.sessions.turns, &self.leaving].map(|it| Some(it.first()?.0));
         [arrival, turn, leaves].into_iter().flatten().min()
     }
 
@@ -470,16 +474,16 @@ impl<'a, T: Tiers> Engine<'a, T> {
         {
             let (number, arrival) = (self.arrived, next.arrival);
             let is_turn = next.after.is_some();
-            if !self.is_routed && !is_turn {
+            if !self.sessions.is_routed && !is_turn {
                 self.enqueue(number, arrival);
             }
             self.arrived += 1;
         }
-        while let Some(&(time, number)) = self.turns.first()
+        while let Some(&(time, number)) = self.sessions.turns.first()
             && time <= self.now
-            && !self.is_routed
+            && !self.sessions.is_routed
         {
-            self.turns.pop_first();
+            self.sessions.turns.pop_first();
             self.enqueue(number, time);
         }
     }
@@ -495,23 +499,24 @@ impl<'a, T: Tiers> Engine<'a, T> {
 
     /// Sets the time of the turns that follow a request, which ends now.
     fn follow(&mut self, number: usize) {
-        for next in self.followers.remove(&number).into_iter().flatten() {
+        for next in self.sessions.followers.remove(&number).into_iter().flatten() {
             let Request { arrival, after, .. } = self.requests[next];
             let thinks = after.map_or(Duration::ZERO, |(_, thinks)| thinks);
-            self.turns.insert((arrival.max(self.now + thinks), next));
+            self.sessions.turns.insert((arrival.max(self.now + thinks), next));
         }
     }
 }
 
-/// Returns the requests that wait for the end of others, by those.
-fn followers(requests: &[Request]) -> BTreeMap<usize, Vec<usize>> {
-    let mut all = BTreeMap::<usize, Vec<usize>>::new();
-    for (number, request) in requests.iter().enumerate() {
-        if let Some((before, _)) = request.after {
-            all.entry(before).or_default().push(number);
+impl Sessions {
+    fn of(requests: &[Request]) -> Self {
+        let mut followers = BTreeMap::<usize, Vec<usize>>::new();
+        for (number, request) in requests.iter().enumerate() {
+            if let Some((before, _)) = request.after {
+                followers.entry(before).or_default().push(number);
+            }
         }
+        Self { is_routed: false, followers, turns: BTreeSet::new() }
     }
-    all
 }
 
 #[cfg(test)]

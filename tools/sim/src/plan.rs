@@ -286,17 +286,20 @@ fn names<'a>(choices: impl IntoIterator<Item = &'a Choice>, gpus: u32) -> String
 }
 
 /// Says which choices write more to drives than these are rated for.
-fn worn(found: &[Choice], limits: &Limits, gpus: u32) -> Option<String> {
-    let worn = found.iter().filter(|it| it.drive_writes() > limits.writes_a_day);
-    let worn: Vec<&Choice> = worn.collect();
-    let most = worn.iter().map(|it| it.drive_writes()).fold(0.0, f64::max);
+fn worn(found: &[Choice], limits: &Limits) -> Option<String> {
+    let worn: Vec<f64> =
+        found.iter().map(Choice::drive_writes).filter(|it| *it > limits.writes_a_day).collect();
+    let most = worn.iter().copied().fold(0.0, f64::max);
     (!worn.is_empty()).then(|| {
         format!(
-            "Drives are written more often than {} times a day: {}. Their price counts as often as \
-             they have to be replaced. That is while a store fills, for {} hours or more; a full \
-             one refuses what is worth less than what it has, and writes less.",
+            "Drives are written more often than {} times a day with {} of {} choices, {} times at \
+             most. Their price counts as often as they have to be replaced. That is while a store \
+             fills, for {} hours or more; a full one refuses what is worth less than what it has, \
+             and writes less.",
             limits.writes_a_day,
-            names(worn, gpus),
+            worn.len(),
+            found.len(),
+            number(most),
             number(24.0 / most)
         )
     })
@@ -387,7 +390,7 @@ fn advice(found: &[Choice], limits: &Limits, gpus: u32) -> Vec<String> {
             names(saturated, gpus)
         ));
     }
-    notes.extend(worn(found, limits, gpus));
+    notes.extend(worn(found, limits));
     notes
 }
 

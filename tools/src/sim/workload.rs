@@ -28,8 +28,8 @@ pub(crate) struct WorkloadFlags {
     #[arg(long, value_name = "RATE", value_parser = requests_a_second, help_heading = "Workload")]
     rate: Option<f64>,
 
-    /// Stretch the times of a trace to --rate, with all its sessions. What is asked for between two
-    /// turns, and so hits, stay those of the trace's own rate
+    /// Stretch the times of a trace to --rate, with all its sessions: as many of them come between
+    /// two turns of one as at the trace's own rate, and hits are those
     #[arg(long, requires = "rate", help_heading = "Workload")]
     stretch: bool,
 
@@ -227,48 +227,55 @@ fn from_trace(
     drop(read);
     let wanted = flags.rate.filter(|_| has_starts);
     if let Some(wanted) = wanted {
-        let Some(recorded) = rate(&requests) else {
-            let what = format!("--rate {wanted}: all requests of the trace come at once");
-            return Err(Problem::new(what, "leave --rate out"));
-        };
-        let factor = wanted / recorded;
-        if flags.stretch {
-            let times = recorded / wanted;
-            let stretch = |time: Duration| Duration::from_secs_f64(time.as_secs_f64() * times);
-            for request in &mut requests {
-                request.arrival = stretch(request.arrival);
-                request.after = request.after.map(|(of, thinks)| (of, stretch(thinks)));
-            }
-            setting.push(format!(
-                "times between requests are {times:.3} times those of the trace, which has \
-                 {recorded:.2} requests a second (--stretch)"
-            ));
-        } else {
-            if factor > COPIES_MAX {
-                let what = format!(
-                    "--rate {wanted}: {factor:.0} times as many as the trace has, {recorded:.2e} a \
-                     second"
-                );
-                let hint = format!("give at most {COPIES_MAX} times as many, or --stretch");
-                return Err(Problem::new(what, hint));
-            }
-            let (all, copies) = (requests.len(), (requests.len() as f64 * factor) as u64);
-            let what = || format!("--rate {wanted}: {copies} requests");
-            let each = names + (all * size_of::<Request>()) as u64;
-            check_memory((each as f64 * factor) as u64, what, "give a smaller --rate")?;
-            let sessions = sessions::scale(&mut requests, factor, seed);
-            if requests.is_empty() {
-                let what = format!("--rate {wanted}: none of {all} requests is left");
-                return Err(Problem::new(what, "give a larger --rate, or --stretch"));
-            }
-            setting.push(format!(
-                "{factor:.3} of the trace's {sessions} sessions, at random, at their own times; the \
-                 trace has {recorded:.2} requests a second (--rate {wanted})"
-            ));
-        }
+        setting.push(scale(&mut requests, wanted, flags.stretch, seed)?);
     }
     let is_random = most > Duration::ZERO || begins.is_some() || wanted.is_some() && !flags.stretch;
     Ok((requests, setting, is_random))
+}
+
+/// Makes `wanted` requests of a trace come in a second, and says how.
+fn scale(
+    requests: &mut Vec<Request>,
+    wanted: f64,
+    stretch: bool,
+    seed: u64,
+) -> Result<String, Problem> {
+    let wrong = |what: &str, hint: &str| Problem::new(format!("--rate {wanted}: {what}"), hint);
+    let Some(recorded) = rate(requests) else {
+        return Err(wrong("all requests of the trace come at once", "leave --rate out"));
+    };
+    let factor = wanted / recorded;
+    if stretch {
+        let times = recorded / wanted;
+        let stretch = |time: Duration| Duration::from_secs_f64(time.as_secs_f64() * times);
+        for request in requests {
+            request.arrival = stretch(request.arrival);
+            request.after = request.after.map(|(of, thinks)| (of, stretch(thinks)));
+        }
+        return Ok(format!(
+            "times between requests are {times:.3} times those of the trace, which has \
+             {recorded:.2} requests a second (--rate {wanted} --stretch)"
+        ));
+    }
+    let hint = "give a smaller --rate, or --stretch";
+    if factor > COPIES_MAX {
+        let what =
+            format!("{factor:.0} times as many as come in the trace ({recorded:.2e} a second)");
+        return Err(wrong(&what, hint));
+    }
+    let bytes = |it: &Request| size_of::<Request>() + it.blocks.len() * size_of::<u64>();
+    let bytes = requests.iter().map(bytes).sum::<usize>() as f64 * factor;
+    let what = || format!("--rate {wanted}: the requests take {}", Size(bytes as u64));
+    check_memory(bytes as u64, what, hint)?;
+    let all = requests.len();
+    let sessions = sessions::scale(requests, factor, seed);
+    if requests.is_empty() {
+        return Err(wrong(&format!("none of {all} requests is left"), "give more, or --stretch"));
+    }
+    Ok(format!(
+        "{factor:.3} of the trace's {sessions} sessions, at random, at their own times; the trace \
+         has {recorded:.2} requests a second (--rate {wanted})"
+    ))
 }
 
 /// Spreads the arrivals of a trace whose times are rounded down: each by a random part of `most`.

@@ -3,7 +3,7 @@
 use std::str;
 use std::time::Duration;
 
-use super::{Form, Found, Place, Request};
+use super::{Form, Place, Reading, Request};
 use crate::problem::Problem;
 
 /// Names of the columns with the time, the prompt's tokens and those of the answer.
@@ -13,7 +13,7 @@ const COLUMNS: [(Form, [&str; 3]); 2] = [
 ];
 
 /// Returns true if this is the first line of a trace, and notes its columns.
-pub(super) fn recognise(head: &[u8], found: &mut Found) -> bool {
+pub(super) fn recognise(head: &[u8], found: &mut Reading) -> bool {
     let head = str::from_utf8(head).unwrap_or_default();
     let names: Vec<&str> = head.trim_start_matches('\u{feff}').split(',').map(field).collect();
     for (form, columns) in COLUMNS {
@@ -30,7 +30,7 @@ fn field(text: &str) -> &str {
 }
 
 /// Adds a row.
-pub(super) fn row(row: &[u8], found: &mut Found, at: &Place<'_>) -> Result<(), Problem> {
+pub(super) fn row(row: &[u8], found: &mut Reading, at: &Place<'_>) -> Result<(), Problem> {
     let form = found.form.expect("the first line has names");
     let (_, names) = COLUMNS.into_iter().find(|(of, _)| *of == form).expect("it has columns");
     let row = str::from_utf8(row).map_err(|_| at.problem("not UTF-8"))?;

@@ -10,7 +10,7 @@ use serde::de::{DeserializeOwned, Deserializer as _, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Deserializer, Error};
 
-use super::{Failed, Form, Found, ITEM_BYTES_MAX, Place, Request};
+use super::{Failed, Form, ITEM_BYTES_MAX, Place, Reading, Request};
 use crate::contents::mix;
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::problem::Problem;
@@ -96,7 +96,7 @@ const SMALL_BLOCK: u32 = 16;
 /// Reads objects over several lines, one after the other.
 pub(super) fn objects(
     reader: &mut impl BufRead,
-    found: &mut Found,
+    found: &mut Reading,
     at: &mut Place<'_>,
 ) -> Result<(), Failed> {
     at.unit = " object ";
@@ -112,11 +112,11 @@ pub(super) fn objects(
 /// Reads the elements of an array.
 pub(super) fn array(
     reader: &mut impl BufRead,
-    found: &mut Found,
+    found: &mut Reading,
     at: &mut Place<'_>,
 ) -> Result<(), Failed> {
     /// Adds elements until there are enough, or one is wrong.
-    struct Elements<'a, 'b>(&'a mut Found, &'a mut Place<'b>, Option<Failed>);
+    struct Elements<'a, 'b>(&'a mut Reading, &'a mut Place<'b>, Option<Failed>);
 
     impl<'de> Visitor<'de> for &mut Elements<'_, '_> {
         type Value = ();
@@ -156,7 +156,7 @@ fn broken(error: Error, at: &Place<'_>) -> Failed {
 }
 
 /// Adds the requests of a line, which may have several objects.
-pub(super) fn line(line: &[u8], found: &mut Found, at: &Place<'_>) -> Result<(), Failed> {
+pub(super) fn line(line: &[u8], found: &mut Reading, at: &Place<'_>) -> Result<(), Failed> {
     let wrong = |error: Error| {
         // The parser counts lines within its input, which is one line.
         let text = error.to_string();
@@ -181,7 +181,7 @@ const CSV: &str = "a CSV must begin with the names of Azure's columns (TIMESTAMP
     GeneratedTokens) or BurstGPT's (Timestamp, Request tokens, Response tokens): name yours so";
 
 /// Adds the requests of an object.
-fn item(text: &str, found: &mut Found, at: &Place<'_>) -> Result<(), Failed> {
+fn item(text: &str, found: &mut Reading, at: &Place<'_>) -> Result<(), Failed> {
     if text.len() > ITEM_BYTES_MAX {
         return Err(at.problem("the conversation is longer than 64 MiB").into());
     }
@@ -266,7 +266,7 @@ fn check_blocks(
     Err(Problem::new(what, hint))
 }
 
-impl Found {
+impl Reading {
     /// Returns a request with the lengths and IDs of a line.
     fn prompt(&self, form: Form, fields: &Fields<'_>, at: &Place<'_>) -> Result<Request, Problem> {
         let tokens = |name: &str| at.limit(&format!("field `{name}`"), field(fields, name, at)?);

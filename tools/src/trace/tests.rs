@@ -202,10 +202,10 @@ fn bailians_chats_have_blocks_of_16_tokens_and_seconds() {
 
 /// As `aiperf synthesize agentic-code` of aiperf 0.13 writes it: a turn's line has what it adds.
 const SESSIONS: &str = r#"
-{"session_id": "a", "input_length": 1100, "output_length": 300, "hash_ids": [0, 1, 2], "timestamp": 500.5, "group_id": 0}
-{"session_id": "a", "input_length": 700, "output_length": 40, "hash_ids": [3, 4], "delay": 2500.0}
-{"session_id": "a", "input_length": 60, "output_length": 9, "hash_ids": [5], "delay": 1000.0}
-{"session_id": "b", "input_length": 1600, "output_length": 10, "hash_ids": [0, 1, 6, 7], "timestamp": 1500.5, "group_id": 0}
+{"session_id":"a","input_length":1100,"output_length":300,"hash_ids":[0,1,2],"timestamp":500.5}
+{"session_id":"a","input_length":700,"output_length":40,"hash_ids":[3,4],"delay":2500.0}
+{"session_id":"a","input_length":60,"output_length":9,"hash_ids":[5],"delay":1000.0}
+{"session_id":"b","input_length":1600,"output_length":10,"hash_ids":[0,1,6,7],"timestamp":1500.5}
 "#;
 
 #[test]
@@ -225,7 +225,7 @@ fn turns_of_aiperfs_sessions_repeat_what_was_said() {
     says(&trace, "what its turn adds");
     assert!(trace.has_starts);
     // Lines that repeat the session's first block have the whole prompt.
-    let whole = SESSIONS.replace("700,", "1700,").replace("[3, 4]", "[0, 1, 8, 9]");
+    let whole = SESSIONS.replace(":700,", ":1700,").replace("[3,4]", "[0,1,8,9]");
     let whole = read_text(&whole, None).unwrap();
     assert_eq!((whole[2].input_tokens, shared(&whole[0], &whole[2])), (1700, 2));
     assert_eq!(whole[2].after, Some((0, Duration::from_millis(2500))));
@@ -236,12 +236,12 @@ fn turns_of_aiperfs_sessions_repeat_what_was_said() {
 #[test]
 fn what_a_line_lacks_all_may_lack() {
     let no_times =
-        SESSIONS.replace("\"timestamp\": 500.5, ", "").replace("\"timestamp\": 1500.5, ", "");
+        SESSIONS.replace(",\"timestamp\":500.5", "").replace(",\"timestamp\":1500.5", "");
     let trace = read_trace(&no_times, None).unwrap();
     assert!(!trace.has_starts);
     says(&trace, "does not say when its sessions begin");
     assert_eq!(seconds(&trace.requests), [0.0, 0.0, 2.5, 3.5]);
-    let later = read_text(&no_times.replace("\"b\", ", "\"b\", \"timestamp\": 5, "), None);
+    let later = read_text(&no_times.replace("\"b\",", "\"b\",\"timestamp\":5,"), None);
     assert!(later.unwrap_err().to_string().contains(":5: field `timestamp`: the first line has"));
     let lengths = "{\"timestamp\": 0, \"input_length\": 1100, \"output_length\": 4}\n".repeat(2);
     let trace = read_trace(&lengths, None).unwrap();
@@ -264,12 +264,17 @@ fn a_block_size_of_the_lines_counts() {
 const WEKA: &str = r#"{
   "id": "one", "models": ["m"], "block_size": 64, "hash_id_scope": "local",
   "requests": [
-    {"t": 3.0, "type": "n", "model": "m", "in": 640, "out": 50, "hash_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "api_time": 2.0},
-    {"t": 6.0, "type": "subagent", "agent_id": "agent_001", "subagent_type": "Explore", "status": "completed", "duration_ms": 8000, "models": ["m"],
+    {"t": 3.0, "type": "n", "model": "m", "in": 640, "out": 50,
+     "hash_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "api_time": 2.0},
+    {"t": 6.0, "type": "subagent", "agent_id": "agent_001", "subagent_type": "Explore",
+     "status": "completed", "duration_ms": 8000, "models": ["m"],
      "requests": [
-      {"t": 6.5, "type": "s", "model": "m", "in": 200, "out": 20, "hash_ids": [20, 21, 22], "api_time": 1.5, "ttft": 0.2},
-      {"t": 9.0, "type": "n", "model": "m", "in": 300, "out": 20, "hash_ids": [20, 21, 22, 23], "api_time": 5.0}]},
-    {"t": 15.0, "type": "n", "model": "m", "in": 800, "out": 10, "hash_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], "api_time": 1.0}
+      {"t": 6.5, "type": "s", "model": "m", "in": 200, "out": 20,
+       "hash_ids": [20, 21, 22], "api_time": 1.5, "ttft": 0.2},
+      {"t": 9.0, "type": "n", "model": "m", "in": 300, "out": 20,
+       "hash_ids": [20, 21, 22, 23], "api_time": 5.0}]},
+    {"t": 15.0, "type": "n", "model": "m", "in": 800, "out": 10,
+     "hash_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], "api_time": 1.0}
   ]}
 "#;
 

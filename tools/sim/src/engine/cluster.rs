@@ -137,7 +137,7 @@ pub(crate) fn serve_cluster(
     let directory = Rc::new(RefCell::new(Directory::new(cluster.delay, cluster.engines)));
     let engine = |me: usize| {
         let mut engine = Engine::over_model(setup, policy, requests, usize::MAX);
-        engine.is_routed = true;
+        engine.sessions.is_routed = true;
         engine.publish(me, &mut directory.borrow_mut());
         if let (Some(tiers), Some(link)) = (&mut engine.tiers, cluster.link) {
             let directory = Rc::clone(&directory);
@@ -177,7 +177,7 @@ pub(crate) fn serve_cluster(
         }
         let (now, at) = first(&next).expect("there is an event, or a turn made one");
         let Ok(()) = engines[at].event(now, &mut || true);
-        turns.append(&mut engines[at].turns);
+        turns.append(&mut engines[at].sessions.turns);
         engines[at].publish(at, &mut directory.borrow_mut());
         next[at] = engines[at].wait();
     }
