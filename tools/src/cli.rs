@@ -248,7 +248,7 @@ Examples:
   ripieno sim all --html report.html
   ripieno sim conversation_trace.jsonl --rate 0.5 --gpus 2 --drives 4 --dram 512GiB
   ripieno sim loogle --rate 0.4 --json
-  ripieno sim plan conversation_trace.jsonl --rate 0.5 --ttft-p99 20
+  ripieno sim plan conversation_trace.jsonl --rate 0.5 --ttft-p99 12
   ripieno sim cluster chat --rate 8 --engines 4 --link 15,100
 
 Nothing is measured: a model of GPU and devices says how long each thing takes, and the store's own

@@ -69,7 +69,7 @@ enum SimCommand {
 
 const PLAN_HELP: &str = "\
 Examples:
-  ripieno sim plan conversation_trace.jsonl --rate 0.5 --ttft-p99 2
+  ripieno sim plan conversation_trace.jsonl --rate 0.5 --ttft-p99 12
   ripieno sim plan loogle --rate 1 --dram 128GiB,512GiB --drives 2,4,8 --json
 
 All combinations of host memory and drives are simulated, and none of either, with several seeds
