@@ -192,6 +192,7 @@ impl Controller {
             None => return 0,
             Some(DeviceFault::PowerLoss) => self.power_loss(now),
             Some(DeviceFault::Gone) => self.unplug(),
+            Some(DeviceFault::LinkLoss(span)) => self.lose_link(now, span),
             Some(DeviceFault::GpuLost) => self.fail("a GPU whose memory it moves data to is lost"),
         }
         1

@@ -60,7 +60,6 @@ struct Attached {
 struct Platform {
     /// The host wants the function back.
     requested: bool,
-    pcie_error: bool,
 }
 
 impl Emu {
@@ -183,7 +182,16 @@ impl Emu {
 
     /// Simulates an uncorrectable PCIe error of this function.
     pub fn report_pcie_error(&self) {
-        self.platform().pcie_error = true;
+        let mut state = self.state();
+        let now = state.now;
+        state.controller.report_pcie_error(now);
+    }
+
+    /// Takes the link down for `span` ([`FaultAction::LinkLoss`](crate::FaultAction::LinkLoss)).
+    pub fn lose_link(&self, span: Nanos) {
+        let mut state = self.state_now();
+        let now = state.now;
+        state.controller.lose_link(now, span);
     }
 
     /// Removes the controller from its slot: registers read as all ones, nothing completes.
@@ -287,6 +295,13 @@ impl Bus for Emu {
     }
 
     fn reset(&self) -> Result<(), ResetError> {
+        let absent = {
+            let state = self.state_now();
+            state.controller.is_absent(state.now)
+        };
+        if absent {
+            return Err(Gone.into());
+        }
         if !self.reset_function() {
             return Err(ResetError::Unsupported { bus: self.id.clone() });
         }
@@ -294,7 +309,9 @@ impl Bus for Emu {
     }
 
     fn pcie_error(&self) -> bool {
-        std::mem::take(&mut self.platform().pcie_error)
+        let mut state = self.state_now();
+        let now = state.now;
+        state.controller.take_pcie_error(now)
     }
 }
 

@@ -142,6 +142,14 @@ pub enum FaultAction {
     Gone,
     /// The controller fails: CSTS.CFS is set and nothing completes until a reset.
     FatalStatus,
+    /// An uncorrectable PCIe error, from which the platform recovers with a reset of the link: for
+    /// this long registers read as all ones. The platform reports the error a little after that has
+    /// begun ([`nvme_driver::Bus::pcie_error`]). The function comes back disabled and without its
+    /// BARs: only a reset of the function restores them.
+    LinkLoss {
+        /// Duration in nanoseconds.
+        ns: u64,
+    },
 }
 
 /// Register faults.

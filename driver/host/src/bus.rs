@@ -65,11 +65,12 @@ pub trait Bus: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// Returns [`ResetError`] if the function is absent, has no reset, or the platform refuses. The
-    /// function may or may not have been reset.
+    /// function may or may not have been reset. One that is absent now may be back later.
     fn reset(&self) -> Result<(), ResetError>;
 
-    /// Returns whether the platform saw an uncorrectable PCIe error (AER) of the function since the
-    /// last call. Data may be lost; reset the controller.
+    /// Returns whether the platform saw an uncorrectable PCIe error (AER, DPC) of the function
+    /// since the last call. It resets the link, which takes a while and clears the function's BARs.
+    /// Data may be lost; reset the controller.
     fn pcie_error(&self) -> bool;
 }
 

@@ -274,7 +274,14 @@ impl Controller {
     /// [`Error::Failed`] if it had failed before; and the errors of any admin command.
     pub fn poll_events(&mut self) -> Result<Vec<ControllerEvent>, Error> {
         self.usable()?;
-        let paused = match health(&*self.port.bus) {
+        let health = health(&*self.port.bus);
+        // Before the register is judged: the platform takes the link down to recover from the
+        // error, and brings it back.
+        if self.port.bus.pcie_error() {
+            self.seen.pcie_error = true;
+            return Ok(vec![ControllerEvent::PcieError]);
+        }
+        let paused = match health {
             Ok(csts) => csts.pp() == 1,
             Err(dead) => return Err(self.dead(dead)),
         };
@@ -287,9 +294,6 @@ impl Controller {
         if !self.seen.requested && self.port.bus.requested() {
             self.seen.requested = true;
             events.push(ControllerEvent::Requested);
-        }
-        if self.port.bus.pcie_error() {
-            events.push(ControllerEvent::PcieError);
         }
         while let Some(dword) = self.admin.queue.as_mut().and_then(|queue| queue.next_event()) {
             let event = AsyncEvent::from_dword(dword);

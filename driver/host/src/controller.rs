@@ -11,7 +11,7 @@ use nvme_spec::{
 
 use crate::{
     admin::Admin,
-    bus::Bus,
+    bus::{Bus, ResetError},
     clock::{Clock, Nanos, Waiter, wait_until},
     dma::DmaSlice,
     error::{Error, FailCause},
@@ -33,6 +33,9 @@ use crate::{
 const LINK_SETTLES: Nanos = Nanos::from_millis(100);
 /// Time limit for the link to come back.
 const LINK_TIMEOUT: Nanos = Nanos::from_millis(10_000);
+/// Time in which the platform reports the error that took a link down. The link goes down first: a
+/// thread of the kernel handles the interrupt of the port (DPC), or of the root port (AER).
+const ERROR_TIMEOUT: Nanos = Nanos::from_millis(1_000);
 
 /// A controller owned by this process.
 ///
@@ -205,17 +208,50 @@ impl Controller {
     /// ([`Controller::reset_subsystem`]) because that disrupts other controllers, too.
     fn bring_up(&mut self, state: State) -> Result<(), Error> {
         self.set_state(state);
-        let error = match self.set_up() {
-            Err(error) if error.is_transient() => error,
-            result => return result,
-        };
-        let ctrl = &self.port.id;
-        tracing::warn!(%ctrl, %error, "the controller could not be set up; once more");
-        if let Err(error) = self.port.bus.reset() {
-            tracing::warn!(ctrl = %self.port.id, %error, "no reset of its function");
+        self.seen.pcie_error |= self.port.bus.pcie_error();
+        // A reset of the link clears BARs and MSI-X, which a reset of the function restores.
+        if !self.seen.pcie_error {
+            let error = match self.set_up() {
+                Err(error) if error.is_transient() => error,
+                result => return result,
+            };
+            let ctrl = &self.port.id;
+            tracing::warn!(%ctrl, %error, "the controller could not be set up; once more");
         }
+        self.reset_function()?;
         self.set_state(state);
         self.set_up()
+    }
+
+    /// Resets the function, if it has a reset. Waits for a function that is absent because the
+    /// platform recovers from an uncorrectable PCIe error: it resets the link meanwhile, and may
+    /// refuse a reset until it is done.
+    fn reset_function(&mut self) -> Result<(), Error> {
+        let clock = self.port.clock.clone();
+        let start = clock.now();
+        let mut waiter = Waiter::new(&*clock, start + LINK_TIMEOUT);
+        loop {
+            self.seen.pcie_error |= self.port.bus.pcie_error();
+            let error = match self.port.bus.reset() {
+                Ok(()) => break,
+                Err(error) => error,
+            };
+            let may_return = match error {
+                ResetError::Gone(_) => self.seen.pcie_error || clock.now() < start + ERROR_TIMEOUT,
+                ResetError::Os { .. } => self.seen.pcie_error,
+                ResetError::Unsupported { .. } => false,
+            };
+            if may_return && waiter.wait() {
+                continue;
+            }
+            tracing::warn!(ctrl = %self.port.id, %error, "no reset of its function");
+            match error {
+                ResetError::Gone(_) => return Err(Error::Gone { ctrl: self.port.id.clone() }),
+                ResetError::Os { .. } | ResetError::Unsupported { .. } => break,
+            }
+        }
+        self.seen.pcie_error = false;
+        Ok(())
     }
 
     /// Resets the NVM subsystem behind `bus` (NSSR) and waits until its link is back. All

@@ -314,11 +314,12 @@ impl Error {
         }
     }
 
-    /// Returns whether a reset may help: the controller misbehaved but is present.
+    /// Returns whether a reset may help: the controller misbehaved, or its link may come back.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self,
-            Self::Fatal { .. }
+            Self::Gone { .. }
+                | Self::Fatal { .. }
                 | Self::NotReady { .. }
                 | Self::Misbehaved { .. }
                 | Self::Command { .. }

@@ -40,8 +40,9 @@ pub enum ControllerEvent {
     Resumed,
     /// The platform wants the device back ([`crate::Bus::requested`]): shut it down and drop it.
     Requested,
-    /// An uncorrectable PCIe error ([`crate::Bus::pcie_error`]): data may be lost. Stop the
-    /// executors, reset the controller and check what is left.
+    /// An uncorrectable PCIe error ([`crate::Bus::pcie_error`]): data may be lost, and the link may
+    /// be down. Stop the executors, reset the controller, which waits for the link, and check what
+    /// is left. Other events are reported after that.
     PcieError,
     /// Any other event.
     Other(AsyncEvent),
@@ -70,4 +71,6 @@ impl ControllerEvent {
 pub(crate) struct Seen {
     pub(crate) paused: bool,
     pub(crate) requested: bool,
+    /// Set until the function was reset.
+    pub(crate) pcie_error: bool,
 }

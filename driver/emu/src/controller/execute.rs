@@ -151,6 +151,10 @@ impl Controller {
                 self.faults.pending = Some(DeviceFault::Gone);
                 return None;
             }
+            FaultAction::LinkLoss { ns } => {
+                self.faults.pending = Some(DeviceFault::LinkLoss(Nanos(ns)));
+                return None;
+            }
             FaultAction::FatalStatus => {
                 self.fail("the fault plan says so");
                 return None;

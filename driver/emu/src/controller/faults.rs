@@ -1,5 +1,6 @@
 //! The fault plan and the power switch: faults of commands and of the whole device.
 
+use nvme_driver::Nanos;
 use nvme_spec::{
     nvm::{BlockRange, NvmOpcode},
     sqe::Sqe,
@@ -17,6 +18,7 @@ use crate::{
 pub(super) enum DeviceFault {
     PowerLoss,
     Gone,
+    LinkLoss(Nanos),
     GpuLost,
 }
 

@@ -8,6 +8,8 @@ use crate::fault::RegisterFaults;
 
 /// Duration of the link loss after a reset of the NVM subsystem.
 const LINK_LOSS: Nanos = Nanos::from_millis(500);
+/// Time until the platform reports an error that has taken the link down.
+const REPORTED_AFTER: Nanos = Nanos::from_millis(20);
 
 /// State of the controller between power-on and removal.
 #[derive(Debug, Default)]
@@ -18,8 +20,12 @@ pub(super) struct Lifecycle {
     pub fatal: bool,
     /// No longer on the bus.
     pub gone: bool,
-    /// End of the link loss after a reset of the subsystem.
+    /// End of the link loss after a reset of the subsystem or of the link.
     link_back: Nanos,
+    /// Set when a reset of the link has cleared the BARs.
+    without_bars: bool,
+    /// Time of the platform's report of a PCIe error.
+    pcie_error: Option<Nanos>,
 }
 
 /// CC.EN and the resulting CSTS.RDY. `at` is the time of the change; `None`: never.
@@ -72,7 +78,12 @@ impl Lifecycle {
 
     /// Returns whether register accesses get through.
     pub(super) fn answers(&self, now: Nanos) -> bool {
-        !self.gone && now >= self.link_back
+        !self.is_absent(now) && !self.without_bars
+    }
+
+    /// Returns whether even configuration space does not answer.
+    pub(super) fn is_absent(&self, now: Nanos) -> bool {
+        self.gone || now < self.link_back
     }
 
     /// Returns whether a shutdown was requested: fetched commands complete, no more are fetched.
@@ -197,11 +208,34 @@ impl Controller {
     /// Performs a Function Level Reset (Base, "Controller Level Reset"): like clearing CC.EN, but
     /// all registers return to power-on values, and only copies in progress keep CSTS.RDY at 1.
     pub fn reset_function(&mut self, now: Nanos) -> bool {
-        if !self.lifecycle.answers(now) || self.faults.registers().no_function_reset {
+        if self.lifecycle.is_absent(now) || self.faults.registers().no_function_reset {
             return false;
         }
+        self.lifecycle.without_bars = false;
         self.reset_all(now);
         true
+    }
+
+    /// Returns whether the function does not answer at all.
+    pub(crate) fn is_absent(&self, now: Nanos) -> bool {
+        self.lifecycle.is_absent(now)
+    }
+
+    /// Loses the link for `span`, to a platform that recovers from an uncorrectable PCIe error.
+    pub(crate) fn lose_link(&mut self, now: Nanos, span: Nanos) {
+        self.reset_all(now);
+        self.lifecycle.link_back = now + span;
+        self.lifecycle.without_bars = true;
+        self.report_pcie_error(now + REPORTED_AFTER);
+    }
+
+    pub(crate) fn report_pcie_error(&mut self, at: Nanos) {
+        self.lifecycle.pcie_error = Some(at);
+    }
+
+    /// Returns whether the platform has reported a PCIe error since the last call.
+    pub(crate) fn take_pcie_error(&mut self, now: Nanos) -> bool {
+        self.lifecycle.pcie_error.take_if(|at| now >= *at).is_some()
     }
 
     /// Performs an NVM Subsystem Reset: a Function Level Reset plus a link loss.

@@ -57,7 +57,6 @@ mod error;
 mod iova;
 mod mapping;
 mod peer;
-mod presence;
 mod space;
 mod sys;
 

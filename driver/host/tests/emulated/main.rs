@@ -8,6 +8,7 @@ mod grants;
 mod health;
 mod io;
 mod limits;
+mod link;
 mod placement;
 mod retry;
 mod seams;

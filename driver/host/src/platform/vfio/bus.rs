@@ -11,7 +11,7 @@ use std::{
 };
 
 use nvme_pci::{CLASS_NVME, Function, PciAddress, Root};
-use nvme_spec::reg::{ALL_ONES, CAP, Cap, NSSR, NSSR_NVME};
+use nvme_spec::reg::{ALL_ONES, CAP, Cap};
 use rustix::event::{EventfdFlags, eventfd};
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_INFO_EVENTFD, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
@@ -23,7 +23,6 @@ use super::{
     container::Claim,
     device::{BUS_MASTER, Device, INTX_DISABLE, MEMORY_SPACE, Region},
     error::{Call, VfioError},
-    presence::{Presence, Seen},
     space::VfioSpace,
     sys,
 };
@@ -74,7 +73,8 @@ pub struct VfioBus {
     requested: OnceLock<()>,
     /// Signalled by the kernel for uncorrectable PCIe errors.
     errors: Option<OwnedFd>,
-    presence: Presence,
+    /// Set once the function is known to be absent for good.
+    gone: OnceLock<()>,
     // In drop order: mappings of BAR0, the function, its address space.
     maps: Vec<Arc<BarMap>>,
     device: Arc<Device>,
@@ -141,7 +141,7 @@ impl VfioBus {
             request,
             requested: OnceLock::new(),
             errors,
-            presence: Presence::default(),
+            gone: OnceLock::new(),
             maps,
             device,
             _claim: claim,
@@ -158,7 +158,7 @@ impl VfioBus {
     /// Marks the function as absent: registers are no longer accessed. For owners that learn of a
     /// removal from elsewhere.
     pub fn set_gone(&self) {
-        if self.presence.end() {
+        if self.gone.set(()).is_ok() {
             tracing::error!(ctrl = %self.id, "the function is gone");
         }
     }
@@ -167,7 +167,7 @@ impl VfioBus {
         if self.maps.iter().any(|map| map.is_revoked()) {
             self.set_gone();
         }
-        if self.presence.is_over() { Err(Gone) } else { Ok(()) }
+        if self.gone.get().is_some() { Err(Gone) } else { Ok(()) }
     }
 
     /// Reads a register, mapped or not; all ones if the function does not answer.
@@ -183,25 +183,16 @@ impl VfioBus {
         })
     }
 
-    /// Determines why a register reads as all ones. Only its reader knows whether that value is
-    /// valid; in configuration space it means absence. Returns whether to read again.
-    fn examine(&self) -> bool {
-        let is_absent = self.device.is_absent();
-        match self.presence.seen(is_absent) {
-            Seen::Present => false,
-            Seen::Gone => {
-                self.set_gone();
-                false
-            }
-            Seen::Awaited => false,
-            // The kernel restores BARs cleared by a reset behind its back when memory space is
-            // enabled again.
-            Seen::Back => self
-                .device
-                .set_command(COMMAND, 0)
-                .inspect_err(|error| tracing::warn!(ctrl = %self.id, %error, "not back"))
-                .is_ok(),
+    /// Returns whether a register that reads as all ones is worth another read: the function is
+    /// present, and may have lost its BARs in a reset behind the kernel's back (of the NVM
+    /// subsystem, or of the link after a PCIe error). The kernel restores them when memory space is
+    /// enabled again. An absent function may still come back: only its owner knows for how long.
+    fn is_back(&self) -> bool {
+        if self.device.is_absent() {
+            return false;
         }
+        let enabled = self.device.set_command(COMMAND, 0);
+        enabled.inspect_err(|error| tracing::warn!(ctrl = %self.id, %error, "not back")).is_ok()
     }
 
     /// Sets up all vectors together: the kernel cannot add to vectors in use.
@@ -237,19 +228,13 @@ impl Bus for VfioBus {
     fn read32(&self, offset: u32) -> Result<u32, Gone> {
         self.check()?;
         let value = self.read_register(offset);
-        if value != ALL_ONES {
-            return Ok(value);
-        }
-        let again = self.examine();
+        let again = value == ALL_ONES && self.is_back();
         self.check()?;
         Ok(if again { self.read_register(offset) } else { value })
     }
 
     fn write32(&self, offset: u32, value: u32) -> Result<(), Gone> {
         self.check()?;
-        if (offset, value) == (NSSR, NSSR_NVME) {
-            self.presence.expect_absence();
-        }
         let at = u64::from(offset);
         if self.maps.iter().find_map(|map| map.write(at, value)).is_none()
             && at + 4 <= self.region.size
@@ -310,22 +295,22 @@ impl Bus for VfioBus {
     /// restores BARs, MSI-X and the command register after it. Mappings are refilled on access.
     fn reset(&self) -> Result<(), ResetError> {
         self.check()?;
-        let os = |source| ResetError::Os { bus: self.id.clone(), source };
-        match self.device.reset() {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                return Err(ResetError::Unsupported { bus: self.id.clone() });
-            }
-            Err(error) => return Err(os(error)),
+        // The kernel would wait for a minute, and call it a success.
+        if self.device.is_absent() {
+            return Err(Gone.into());
         }
+        let os = |source| ResetError::Os { bus: self.id.clone(), source };
+        let reset = self.device.reset();
+        // Even without a reset: BARs that were cleared with the link are restored here.
         match self.device.set_command(COMMAND, 0) {
             Ok(()) => {}
-            Err(VfioError::Gone { .. }) => {
-                self.set_gone();
-                return Err(Gone.into());
-            }
+            Err(VfioError::Gone { .. }) => return Err(Gone.into()),
             Err(error) => return Err(os(io::Error::other(error))),
         }
+        reset.map_err(|error| match error.kind() {
+            io::ErrorKind::Unsupported => ResetError::Unsupported { bus: self.id.clone() },
+            _ => os(error),
+        })?;
         tracing::info!(ctrl = %self.id, "the function was reset");
         Ok(())
     }
@@ -342,7 +327,7 @@ impl Bus for VfioBus {
 impl Drop for VfioBus {
     fn drop(&mut self) {
         // DMA first: nothing that fails below leaves the function writing to memory.
-        if !self.presence.is_over()
+        if self.gone.get().is_none()
             && let Err(error) = self.device.set_command(0, BUS_MASTER)
         {
             tracing::warn!(ctrl = %self.id, %error, "its DMA could not be switched off");
