@@ -65,6 +65,8 @@ struct Device {
     queue_entries_max: u32,
     page_bytes: u32,
     namespaces: Vec<Namespace>,
+    /// Remarks for its owner, in words.
+    remarks: Vec<String>,
     health: Option<Health>,
 }
 
@@ -265,6 +267,7 @@ fn describe(device: String, drive: &mut Controller) -> anyhow::Result<Device> {
         io_queues: info.io_queues,
         queue_entries_max: info.entries_max,
         page_bytes: info.page_bytes,
+        remarks: info.remarks.iter().map(ToString::to_string).collect(),
         namespaces,
         health,
     })
@@ -382,7 +385,9 @@ impl Device {
         let spaces = spaces.map(|space| (format!("namespace {}", space.nsid), space.text()));
         let health = self.health.iter().map(|health| ("health".to_owned(), health.text()));
         let rows = rows.map(|(name, value)| (name.to_owned(), value)).into_iter();
-        let all = rows.chain(spaces).chain(health).map(|(name, value)| vec![name, value]);
+        let remarks = self.remarks.iter().map(|remark| ("note".to_owned(), remark.clone()));
+        let all =
+            rows.chain(spaces).chain(remarks).chain(health).map(|(name, value)| vec![name, value]);
         grid(&[], all.collect(), 2)
     }
 }

@@ -168,7 +168,7 @@ pub struct RegisterFaults {
     pub slow_rdy_ns: Option<u64>,
 }
 
-/// False identify data. It does not change the behavior of the device.
+/// False identify data and logs. They do not change the behavior of the device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IdentifyOverrides {
@@ -182,6 +182,10 @@ pub struct IdentifyOverrides {
     pub nsze: Option<u64>,
     /// Submission queue entry sizes, the raw field.
     pub sqes: Option<u8>,
+    /// State in the Sanitize Status log, the raw field, of a drive that has sanitize operations.
+    pub sanitize: Option<u16>,
+    /// Set for a drive with autonomous power state transitions, whose default is on.
+    pub apst: bool,
     /// Bytes patched into any identify structure, last.
     pub patches: Vec<IdentifyPatch>,
 }

@@ -3,12 +3,12 @@
 
 use nvme_spec::{
     admin::{
-        AdminOpcode, AsyncEvent, AsyncEventKind, Cns, FeatureId, FormatNvm, GetLogPage, Identify,
-        LogPageId, SetFeatures,
+        AdminOpcode, AsyncEvent, AsyncEventKind, Cns, FeatureId, FormatNvm, GetFeatures,
+        GetLogPage, Identify, LogPageId, SetFeatures,
     },
     identify::{ActiveNamespaces, CommandSet, IdentifyNamespace, NamespaceDescriptors, Oacs},
     ids::{Cid, Nsid, QueueId},
-    log::{ErrorLogEntry, FirmwareSlotLog, SmartLog},
+    log::{ErrorLogEntry, FirmwareSlotLog, SanitizeLog, SanitizeState, SmartLog},
     reg::Version,
     sqe::Sqe,
 };
@@ -22,6 +22,7 @@ use crate::{
     event::ControllerEvent,
     namespace::{NamespaceError, NamespaceInfo, Namespaces},
     queue::Completion,
+    remark::Remark,
     state::State,
     wait::{health, retry_delay},
 };
@@ -36,6 +37,8 @@ const EVENTS_NOTICES: u32 = 1 << 8 | 1 << 9;
 /// Notice information values.
 const NOTICE_NAMESPACES: u8 = 0;
 const NOTICE_FIRMWARE: u8 = 1;
+/// Autonomous Power State Transition Enable, in the value of its feature.
+const APSTE: u32 = 1;
 
 impl Controller {
     /// Sends an admin command and waits for it. Retries it if the status allows.
@@ -349,6 +352,64 @@ impl Controller {
         }
     }
 
+    /// Looks at what [`Remark`] has, and notes and reports it. Switches autonomous power state
+    /// transitions off.
+    pub(crate) fn look(&mut self) -> Result<(), Error> {
+        let mut remarks = Vec::new();
+        if self.info.can_sanitize {
+            let log = self.log_page::<SanitizeLog>(LogPageId::SANITIZE_STATUS, Nsid::ALL);
+            match optional(log)?.map(|log| (log.state(), log.sprog)) {
+                Some((SanitizeState::IN_PROGRESS, done)) => {
+                    let percent = (u32::from(done) * 100 / 0x1_0000) as u8;
+                    remarks.push(Remark::Sanitizing { percent });
+                }
+                Some((SanitizeState::FAILED, _)) => remarks.push(Remark::SanitizeFailed),
+                _ => {}
+            }
+        }
+        let protected = self.namespaces.usable.iter().filter(|space| space.is_write_protected);
+        remarks.extend(protected.map(|space| Remark::WriteProtected { nsid: space.nsid }));
+        if self.info.has_power_transitions && optional(self.stop_naps())? == Some(true) {
+            remarks.push(Remark::PowerTransitions);
+        }
+        if self.info.host_memory_bytes > 0 {
+            remarks.push(Remark::HostMemoryBuffer { bytes: self.info.host_memory_bytes });
+        }
+        for remark in &remarks {
+            tracing::warn!(ctrl = %self.port.id, "{remark}");
+        }
+        self.info.remarks = remarks;
+        Ok(())
+    }
+
+    /// Returns the current value of a feature of the controller (completion dword 0).
+    ///
+    /// # Errors
+    /// Returns the errors of any admin command.
+    pub fn feature(&mut self, fid: FeatureId) -> Result<u32, Error> {
+        // Some features have data, too.
+        let sqe = Sqe::new(AdminOpcode::GET_FEATURES.0, Cid(0), Nsid(0));
+        let mut sqe = self.admin.with_data(sqe, &[]).map_err(|source| self.port.dma(source))?;
+        GetFeatures { fid, ..Default::default() }.write_to(&mut sqe);
+        Ok(self.admin_command("get features", sqe)?.result)
+    }
+
+    /// Switches autonomous power state transitions off, and power state 0 on, without saving it
+    /// (Base 2.1, "Autonomous Power State Transition"). Returns whether they were on.
+    fn stop_naps(&mut self) -> Result<bool, Error> {
+        let fid = FeatureId::AUTONOMOUS_POWER_STATE_TRANSITION;
+        if self.feature(fid)? & APSTE == 0 {
+            return Ok(false);
+        }
+        // The data is a table of idle times, all zeroes.
+        let set = Sqe::new(AdminOpcode::SET_FEATURES.0, Cid(0), Nsid(0));
+        let mut set = self.admin.with_data(set, &[]).map_err(|source| self.port.dma(source))?;
+        SetFeatures { fid, save: false, value: 0 }.write_to(&mut set);
+        self.admin_command("set features", set)?;
+        self.set_feature(FeatureId::POWER_MANAGEMENT, Nsid(0), 0)?;
+        Ok(true)
+    }
+
     /// Identifies the namespaces again. [`Controller::poll_events`] calls this when the controller
     /// reports a change.
     pub fn rescan(&mut self) -> Result<(), Error> {
@@ -425,5 +486,17 @@ impl Controller {
                 return Ok(found);
             }
         }
+    }
+}
+
+/// Returns `None` for what a controller refuses: it is not worth failing for.
+fn optional<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error @ Error::Command { .. }) => {
+            tracing::debug!(%error, "not known");
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }

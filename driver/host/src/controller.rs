@@ -288,6 +288,7 @@ impl Controller {
         self.enable()?;
         self.identify_all()?;
         self.enable_retry_delays()?;
+        self.look()?;
         self.set_number_of_queues()?;
         self.enable_events()?;
         self.create_host_queue()?;

@@ -127,6 +127,33 @@ pub fn remedy(error: &std::io::Error) -> Option<&'static str> {
     }
 }
 
+/// Returns the status that a drive would have for an error of the operating system in a read or a
+/// write of a file or a disk. Only a medium that fails loses data; what has run out, or is late,
+/// may be tried again.
+#[must_use]
+pub fn status_of(error: &std::io::Error, is_read: bool) -> Status {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error) {
+        Some(Errno::NOSPC | Errno::DQUOT) => Status::CAPACITY_EXCEEDED.with_dnr(),
+        Some(
+            Errno::AGAIN
+            | Errno::BUSY
+            | Errno::INTR
+            | Errno::NOMEM
+            | Errno::NOBUFS
+            | Errno::TIMEDOUT
+            | Errno::NOLINK,
+        ) => Status::COMMAND_INTERRUPTED,
+        _ if !is_read => Status::WRITE_FAULT.with_dnr(),
+        // The kernel has tried again already. The file systems have the last two for metadata and
+        // data that differ from their checksums. No number: the file ends before the data.
+        Some(Errno::IO | Errno::NODATA | Errno::ILSEQ | Errno::UCLEAN | Errno::BADMSG) | None => {
+            Status::UNRECOVERED_READ_ERROR.with_dnr()
+        }
+        Some(_) => Status::INTERNAL_ERROR.with_dnr(),
+    }
+}
+
 /// Any error of the driver.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -338,5 +365,30 @@ impl Error {
             Self::Timeout { ref command, .. } => FailCause::AdminTimeout { what: command.what },
             _ => FailCause::SetUp,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn only_a_medium_that_fails_loses_data() {
+        let of = |errno: Errno| status_of(&errno.into(), true);
+        for lost in [Errno::IO, Errno::NODATA, Errno::BADMSG] {
+            assert!(of(lost).is_loss() && !of(lost).may_retry(), "{lost}");
+        }
+        for late in [Errno::AGAIN, Errno::NOMEM, Errno::TIMEDOUT] {
+            assert!(!of(late).is_loss() && of(late).may_retry(), "{late}");
+        }
+        for wrong in [Errno::INVAL, Errno::BADF, Errno::NXIO] {
+            assert!(!of(wrong).is_loss() && !of(wrong).may_retry(), "{wrong}");
+        }
+        let short = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+        assert!(status_of(&short, true).is_loss());
+        assert_eq!(status_of(&Errno::NOSPC.into(), false).code(), Status::CAPACITY_EXCEEDED);
+        assert_eq!(status_of(&Errno::IO.into(), false).code(), Status::WRITE_FAULT);
     }
 }

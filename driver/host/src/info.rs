@@ -7,7 +7,10 @@ use nvme_spec::{
     reg::{Cap, Crto, Version},
 };
 
-use crate::{cid::DEPTH_MAX, clock::Nanos, grant::DescriptorMode, options::DescriptorPreference};
+use crate::{
+    cid::DEPTH_MAX, clock::Nanos, grant::DescriptorMode, options::DescriptorPreference,
+    remark::Remark,
+};
 
 /// Controller properties from the registers (CAP, VS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +125,14 @@ pub struct ControllerInfo {
     pub pause_max: Nanos,
     /// Time limit of a shutdown, clamped to a sensible range.
     pub shutdown_timeout: Nanos,
+    /// Set if it has sanitize operations (SANICAP).
+    pub can_sanitize: bool,
+    /// Set if it has autonomous power state transitions (APSTA).
+    pub has_power_transitions: bool,
+    /// Preferred size of a host memory buffer in bytes (HMPRE); 0 = none.
+    pub host_memory_bytes: u64,
+    /// Remarks for its owner.
+    pub remarks: Vec<Remark>,
 }
 
 /// Limits of one Dataset Management command.
@@ -200,6 +211,10 @@ impl ControllerInfo {
             error_log_entries: u16::from(data.elpe_z) + 1,
             pause_max: Nanos::from_millis(pause_ms),
             shutdown_timeout: Nanos::from_millis(shutdown_ms),
+            can_sanitize: data.sanicap & 7 != 0,
+            has_power_transitions: data.apsta & 1 != 0,
+            host_memory_bytes: u64::from(data.hmpre) << 12,
+            remarks: Vec::new(),
         })
     }
 }

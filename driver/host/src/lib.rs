@@ -75,6 +75,7 @@ mod port;
 pub mod queue;
 pub mod quirks;
 mod rate;
+mod remark;
 mod state;
 mod wait;
 
@@ -87,7 +88,7 @@ pub use copy::{CopyDirection, CopyEngine, CopyError, CopyFence, DeviceCopy};
 pub use dma::{
     DevicePtr, DmaError, DmaMemory, DmaSlice, DmaSpace, ExternalMemory, Iova, IovaRange, Place,
 };
-pub use error::{CommandId, Error, FailCause, TimeoutOutcome, remedy};
+pub use error::{CommandId, Error, FailCause, TimeoutOutcome, remedy, status_of};
 pub use event::ControllerEvent;
 pub use grant::{
     DescriptorMode, GrantEpoch, PLACEMENTS_MAX, Placements, QueueGrant, QueueMemory, Quiesced,
@@ -97,4 +98,7 @@ pub use info::{Capabilities, ControllerInfo, DsmLimits};
 pub use namespace::{LbaRange, NamespaceError, NamespaceInfo};
 pub use nvme_pci::{Use, users_of_disk};
 pub use options::{ControllerOptions, DescriptorPreference, WaitMode};
+pub use rate::RateLimit;
+pub use remark::Remark;
 pub use state::{ResetCount, State};
+pub use wait::retry_delay;

@@ -33,6 +33,8 @@ pub struct NamespaceInfo {
     pub eui64: [u8; 8],
     /// Set if several controllers may have it attached (NMIC).
     pub may_be_shared: bool,
+    /// Set if it is write protected now (NSATTR): writes fail.
+    pub is_write_protected: bool,
     /// Endurance group; 0 = not reported.
     pub endurance_group: u16,
     /// Flexible Data Placement: the Placement Identifiers available to writes, one for each
@@ -183,6 +185,7 @@ impl NamespaceInfo {
             nguid: data.nguid,
             eui64: data.eui64,
             may_be_shared: data.may_be_shared(),
+            is_write_protected: data.nsattr & 1 != 0,
             endurance_group: data.endgid,
             placement_ids: Vec::new(),
             reclaim_unit_bytes: 0,

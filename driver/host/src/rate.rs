@@ -5,15 +5,16 @@ use crate::clock::Nanos;
 /// Minimum time between two messages.
 const EVERY: Nanos = Nanos::from_millis(1_000);
 
+/// Limits log messages to one a second.
 #[derive(Debug, Default)]
-pub(crate) struct RateLimit {
+pub struct RateLimit {
     next: Nanos,
     suppressed: u64,
 }
 
 impl RateLimit {
     /// Returns, if a message may be logged at `now`, the number suppressed before it.
-    pub(crate) fn allow(&mut self, now: Nanos) -> Option<u64> {
+    pub fn allow(&mut self, now: Nanos) -> Option<u64> {
         if now < self.next {
             self.suppressed += 1;
             return None;

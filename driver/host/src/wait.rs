@@ -121,7 +121,8 @@ fn sleep(interrupt: &Interrupt, span: Nanos) {
 /// Returns the delay before retry number `attempt` (from 0) of a command that ended with `status`,
 /// or `None` if it must not be retried. `crdt` holds the controller's retry delay times in units of
 /// 100 ms, which the CRD field of the status selects (Base, "Command Retry Delay").
-pub(crate) fn retry_delay(status: Status, crdt: [u16; 3], attempt: u32) -> Option<Nanos> {
+#[must_use]
+pub fn retry_delay(status: Status, crdt: [u16; 3], attempt: u32) -> Option<Nanos> {
     if attempt >= RETRIES || !status.may_retry() {
         return None;
     }

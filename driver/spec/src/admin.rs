@@ -153,6 +153,8 @@ open_enum! {
         WRITE_ATOMICITY = 0x0a,
         /// Asynchronous Event Configuration.
         ASYNC_EVENT_CONFIG = 0x0b,
+        /// Autonomous Power State Transition.
+        AUTONOMOUS_POWER_STATE_TRANSITION = 0x0c,
         /// Host Memory Buffer.
         HOST_MEMORY_BUFFER = 0x0d,
         /// Host Behavior Support; byte 0 of its data enables retry delays (ACRE).
@@ -247,6 +249,8 @@ open_enum! {
         COMMANDS_SUPPORTED = 0x05,
         /// FDP Configurations of the endurance group in LSI.
         FDP_CONFIGURATIONS = 0x20,
+        /// Sanitize Status.
+        SANITIZE_STATUS = 0x81,
     }
 }
 

@@ -188,8 +188,14 @@ pub struct IdentifyController {
     pub cctemp: u16,
     /// Maximum time for firmware activation in units of 100 milliseconds; 0 = not reported.
     pub mtfa: u16,
-    /// Fields unused by this project (bytes 272 to 339).
-    pub reserved272: [u8; 68],
+    /// Host memory buffer preferred size, in units of 4 KiB.
+    pub hmpre: u32,
+    /// Fields unused by this project (bytes 276 to 327).
+    pub reserved276: [u8; 52],
+    /// Sanitize capabilities: crypto erase, block erase and overwrite in bits 2:0.
+    pub sanicap: u32,
+    /// Fields unused by this project (bytes 332 to 339).
+    pub reserved332: [u8; 8],
     /// Largest endurance group identifier.
     pub endgidmax: u16,
     /// Fields unused by this project (bytes 342 to 511).
@@ -241,6 +247,8 @@ pub struct IdentifyController {
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<IdentifyController>() == 4096);
+    assert!(offset_of!(IdentifyController, hmpre) == 272);
+    assert!(offset_of!(IdentifyController, sanicap) == 328);
     assert!(offset_of!(IdentifyController, mdts) == 77);
     assert!(offset_of!(IdentifyController, ver) == 80);
     assert!(offset_of!(IdentifyController, cntrltype) == 111);
@@ -422,8 +430,12 @@ pub struct IdentifyNamespace {
     pub npda_z: u16,
     /// Optimal write size in LBAs, zero-based.
     pub nows_z: u16,
-    /// Fields unused by this project (bytes 74 to 101).
-    pub reserved74: [u8; 28],
+    /// Fields unused by this project (bytes 74 to 98).
+    pub reserved74: [u8; 25],
+    /// Namespace attributes: bit 0 = write protected.
+    pub nsattr: u8,
+    /// Fields unused by this project (bytes 100 and 101).
+    pub reserved100: [u8; 2],
     /// Endurance group; 0 = not reported.
     pub endgid: u16,
     /// Namespace globally unique identifier.
@@ -444,6 +456,7 @@ const _: () = {
     assert!(offset_of!(IdentifyNamespace, nvmcap) == 48);
     assert!(offset_of!(IdentifyNamespace, nows_z) == 72);
     assert!(offset_of!(IdentifyNamespace, npdg_z) == 68);
+    assert!(offset_of!(IdentifyNamespace, nsattr) == 99);
     assert!(offset_of!(IdentifyNamespace, endgid) == 102);
     assert!(offset_of!(IdentifyNamespace, nguid) == 104);
     assert!(offset_of!(IdentifyNamespace, lbaf) == 128);

@@ -134,6 +134,40 @@ impl Default for ErrorLogEntry {
     }
 }
 
+open_enum! {
+    /// State of the last sanitize operation (SSTAT bits 2:0).
+    SanitizeState: u8 {
+        /// There was none.
+        NEVER = 0,
+        /// It succeeded.
+        SUCCEEDED = 1,
+        /// It is in progress.
+        IN_PROGRESS = 2,
+        /// It failed.
+        FAILED = 3,
+    }
+}
+
+/// Sanitize Status, without the estimates: the first 8 bytes.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SanitizeLog {
+    /// Progress, as a fraction of 65,536; FFFFh if none is in progress.
+    pub sprog: u16,
+    /// Status; see [`SanitizeLog::state`].
+    pub sstat: u16,
+    /// CDW10 of the command that started it.
+    pub scdw10: u32,
+}
+
+impl SanitizeLog {
+    /// Returns the state of the last sanitize operation.
+    #[must_use]
+    pub const fn state(&self) -> SanitizeState {
+        SanitizeState(self.sstat as u8 & 7)
+    }
+}
+
 /// Firmware Slot Information, 512 bytes.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -45,9 +45,21 @@ impl Status {
     /// the host did not abort it.
     #[must_use]
     pub const fn may_retry(self) -> bool {
+        !self.is_success() && !self.dnr() && !self.was_aborted()
+    }
+
+    /// Returns whether the host ended the command: with an Abort, or by deleting its queue.
+    #[must_use]
+    pub const fn was_aborted(self) -> bool {
         let code = self.code().0;
-        let ended = code == Self::ABORTED_BY_REQUEST.0 || code == Self::ABORTED_SQ_DELETED.0;
-        !self.is_success() && !self.dnr() && !ended
+        code == Self::ABORTED_BY_REQUEST.0 || code == Self::ABORTED_SQ_DELETED.0
+    }
+
+    /// Returns whether the data of a read is lost, as far as the controller knows: a media or data
+    /// integrity error (status code type 2h), or LBAs that the namespace does not have.
+    #[must_use]
+    pub const fn is_loss(self) -> bool {
+        self.sct() == 2 || self.code().0 == Self::LBA_OUT_OF_RANGE.0
     }
 
     /// Returns the More bit: the error log has more details.

@@ -3,7 +3,7 @@
 use nvme_spec::{
     admin::{Abort, AdminOpcode, AsyncEventKind, FormatNvm, GetLogPage, LogPageId},
     ids::Nsid,
-    log::{CriticalWarning, FirmwareSlotLog},
+    log::{CriticalWarning, FirmwareSlotLog, SanitizeLog},
     sqe::Psdt,
     status::Status,
 };
@@ -98,6 +98,13 @@ impl Controller {
                 put(&mut page, log.as_bytes())
             }
             LogPageId::CHANGED_NAMESPACES => self.logs.changed_page(&mut page),
+            LogPageId::SANITIZE_STATUS => {
+                let sstat = self.faults.plan().identify.sanitize;
+                let sstat = sstat.ok_or(Status::INVALID_LOG_PAGE)?;
+                // Half of it, for one in progress.
+                let log = SanitizeLog { sprog: 0x8000, sstat, scdw10: 0 };
+                put(&mut page, log.as_bytes())
+            }
             LogPageId::COMMANDS_SUPPORTED => commands_page(&mut page, placement),
             LogPageId::FDP_CONFIGURATIONS => self.storage.fdp_page(&mut page, command.lsi)?,
             _ => return Err(Status::INVALID_LOG_PAGE),

@@ -5,9 +5,6 @@ use nvme_spec::{admin::AdminOpcode, nvm::NvmOpcode, sqe::Sqe, status::Status};
 
 use crate::media::MediaError;
 
-/// `ENOSPC` of Linux, as [`MediaError::Os`] carries it.
-const ENOSPC: i32 = 28;
-
 /// Command fields needed for its completion.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ticket {
@@ -74,10 +71,9 @@ impl Outcome {
 pub(super) fn status_of(opcode: u8, error: &MediaError) -> Status {
     let reads = matches!(NvmOpcode(opcode), NvmOpcode::READ | NvmOpcode::COMPARE);
     match error {
-        // NVM, "Capacity Exceeded".
-        MediaError::Os { errno: ENOSPC, .. } => Status::CAPACITY_EXCEEDED,
-        MediaError::Os { .. } if reads => Status::UNRECOVERED_READ_ERROR,
-        MediaError::Os { .. } => Status::WRITE_FAULT,
+        MediaError::Os { errno, .. } => {
+            nvme_driver::status_of(&std::io::Error::from_raw_os_error(*errno), reads)
+        }
         MediaError::Drive { status, .. } => *status,
         MediaError::Failed { .. } if reads => Status::UNRECOVERED_READ_ERROR.with_dnr(),
         MediaError::Failed { .. } => Status::WRITE_FAULT.with_dnr(),

@@ -69,6 +69,8 @@ pub(super) struct Features {
     vectors: Vec<Value>,
     write_atomicity: Value,
     events: Value,
+    /// `None` for a drive without them.
+    power_transitions: Option<Value>,
     placement: Value,
     queues_max: u16,
     has_write_cache: bool,
@@ -92,6 +94,7 @@ impl Features {
             vectors: (0..config.vectors).map(vector).collect(),
             write_atomicity: Value::new(0),
             events: Value::new(0),
+            power_transitions: config.faults.identify.apst.then(|| Value::new(1)),
             // Configuration 0, enabled.
             placement: Value::new(FdpMode { enabled: true, configuration: 0 }.to_dword()),
             queues_max: config.io_queues_max,
@@ -145,7 +148,8 @@ impl Features {
             &mut self.write_atomicity,
             &mut self.events,
         ];
-        values.into_iter().chain(&mut self.vectors).for_each(Value::reset);
+        let others = self.vectors.iter_mut().chain(&mut self.power_transitions);
+        values.into_iter().chain(others).for_each(Value::reset);
     }
 
     fn traits(&self, fid: FeatureId) -> Result<Traits, Status> {
@@ -164,6 +168,9 @@ impl Features {
             FeatureId::INTERRUPT_VECTOR_CONFIG => Traits { mask: COALESCING_DISABLED, ..fixed },
             FeatureId::WRITE_ATOMICITY => Traits { mask: 1, ..fixed },
             FeatureId::ASYNC_EVENT_CONFIG => Traits { mask: SMART_WARNINGS | OAES, ..fixed },
+            FeatureId::AUTONOMOUS_POWER_STATE_TRANSITION if self.power_transitions.is_some() => {
+                Traits { mask: 1, saveable: true, ..fixed }
+            }
             FeatureId::FLEXIBLE_DATA_PLACEMENT if self.has_placement => fixed,
             _ => return Err(Status::INVALID_FIELD),
         })
@@ -190,6 +197,9 @@ impl Features {
             }
             FeatureId::WRITE_ATOMICITY => &mut self.write_atomicity,
             FeatureId::ASYNC_EVENT_CONFIG => &mut self.events,
+            FeatureId::AUTONOMOUS_POWER_STATE_TRANSITION => {
+                self.power_transitions.as_mut().ok_or(Status::INVALID_FIELD)?
+            }
             FeatureId::FLEXIBLE_DATA_PLACEMENT if dword as u16 == ENDURANCE_GROUP => {
                 &mut self.placement
             }

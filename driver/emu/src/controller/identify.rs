@@ -152,6 +152,8 @@ impl Identity {
             elpe_z: ELPE_Z,
             wctemp: WCTEMP,
             cctemp: WCTEMP + 15,
+            apsta: faults.apst.into(),
+            sanicap: faults.sanitize.is_some().into(),
             sqes: faults.sqes.unwrap_or(0x66),
             cqes: 0x44,
             nn: storage.namespaces.len() as u32,

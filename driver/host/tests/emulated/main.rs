@@ -10,6 +10,7 @@ mod io;
 mod limits;
 mod link;
 mod placement;
+mod remarks;
 mod retry;
 mod seams;
 mod soak;

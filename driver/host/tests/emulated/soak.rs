@@ -31,6 +31,7 @@ pub(crate) fn plan(rng: &mut impl Rng) -> FaultPlan {
         FaultAction::WrongSqid,
         FaultAction::Duplicate,
         FaultAction::FatalStatus,
+        FaultAction::LinkLoss { ns: 200_000_000 },
     ];
     let rules = (0..rng.random_range(0..4))
         .map(|_| {

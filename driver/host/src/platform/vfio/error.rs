@@ -229,7 +229,8 @@ pub(super) fn map_hint(error: &io::Error, memlock: Option<u64>, mapped: u64) -> 
             None => format!("the machine has no memory left to pin ({mapped} bytes are mapped)"),
         },
         Some(Errno::FAULT) => "a part of it is not mapped in this process, or is of a kind that \
-                               cannot be pinned; a BAR needs memory decoding switched on"
+                               cannot be pinned; a BAR needs memory decoding switched on, and \
+                               VFIO's own type 1 driver: that of iommufd maps no BARs"
             .into(),
         Some(Errno::NOSPC) => "the container has no DMA entries left (module parameter \
                                vfio_iommu_type1.dma_entry_limit); map fewer, larger pieces"

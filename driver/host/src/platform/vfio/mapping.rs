@@ -59,11 +59,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // First: what another thread maps at these addresses is not for the handler to replace.
+        self.range.release();
         // SAFETY: this value owns the range; every user of an address in it keeps the value alive.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::error!(len = self.len, %error, "a BAR could not be unmapped");
         }
-        self.range.release();
     }
 }
 
