@@ -194,7 +194,7 @@ impl CudaExecutor {
     /// previous start if it is long enough.
     fn near(&self, kept: &Mutex<Option<Arc<State>>>, len: usize) -> Result<Arc<State>, CudaError> {
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |state: &Arc<State>| state.len() >= len && self.run.is_none();
+        let fits = |state: &Arc<State>| state.len() >= len && self.run.is_none() && state.is_idle();
         let state = match kept.take().filter(fits) {
             Some(state) => state,
             None => State::new(&self.parts.device, len)?,

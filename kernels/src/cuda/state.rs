@@ -58,6 +58,13 @@ impl State {
         self.image.len()
     }
 
+    /// Returns false if a copy that was given up may still go on: it would change what the next
+    /// user finds.
+    pub(super) fn is_idle(&self) -> bool {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        self.copies.is_done(last).is_ok_and(|is_done| is_done)
+    }
+
     /// Returns the memory for a ring, with a zeroed image. A previous user must have finished.
     pub(super) fn share(self: &Arc<Self>) -> SharedMemory {
         let (host, len) = (self.image.host(), self.len());

@@ -7,7 +7,7 @@ use gio_uring::{
     NvmeStatus,
     abi::{self, Args, Iocb, Warp},
 };
-use nvme_driver::{Clock, Nanos, platform::passthrough};
+use nvme_driver::{Clock, Nanos, platform::passthrough, status_of};
 
 use super::{
     Ends, FileTarget, Reach,
@@ -345,7 +345,8 @@ impl Worker {
         self.lanes.bytes[usize::from(!slot.is_read)] += run.bytes();
         self.words.add(offset_of!(Warp, commands), 1);
         if !self.prepare(number, false) {
-            self.end(number, abi::STATUS_NVME | u32::from(NvmeStatus::INTERNAL_ERROR.0));
+            let status = NvmeStatus::INTERNAL_ERROR.with_dnr();
+            self.end(number, abi::STATUS_NVME | u32::from(status.0));
             return Ok(());
         }
         self.queue(number)?;
@@ -461,12 +462,7 @@ impl Worker {
         let (offset, bytes, device) = (run.offset, run.bytes(), self.warp.device);
         let direction = if *is_read { "reading" } else { "writing" };
         tracing::warn!(device, offset, bytes, %error, "{direction} the file failed");
-        let status = match error.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => NvmeStatus::CAPACITY_EXCEEDED,
-            _ if *is_read => NvmeStatus::UNRECOVERED_READ_ERROR,
-            _ => NvmeStatus::WRITE_FAULT,
-        };
-        abi::STATUS_NVME | u32::from(status.0)
+        abi::STATUS_NVME | u32::from(status_of(error, *is_read).0)
     }
 
     /// Credits a transfer that has ended to its operation.

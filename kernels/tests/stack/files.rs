@@ -195,14 +195,14 @@ fn errors_of_the_file_are_statuses_of_their_objects() {
     let id = ring.submit(&AffineOp::new(Direction::Read, &map, &pool.handle, 0..1)).unwrap();
     let done = wait(&mut ring, id);
     assert_eq!((done.objects, done.errors), (10, 6));
-    let missing = IoStatus::Nvme(NvmeStatus::UNRECOVERED_READ_ERROR);
+    let missing = IoStatus::Nvme(NvmeStatus::UNRECOVERED_READ_ERROR.with_dnr());
     let expected: Vec<_> = (10..16).map(|index| (index, missing)).collect();
     assert_eq!(map.failures().collect::<Vec<_>>(), expected);
     let map = ring.upload_map(&entries, 1).expect("a map");
     let id = ring.submit(&AffineOp::new(Direction::Write, &map, &pool.handle, 0..1)).unwrap();
     let done = wait(&mut ring, id);
     assert_eq!((done.objects, done.errors), (0, 16));
-    let refused = IoStatus::Nvme(NvmeStatus::WRITE_FAULT);
+    let refused = IoStatus::Nvme(NvmeStatus::WRITE_FAULT.with_dnr());
     assert!(map.failures().all(|(_, status)| status == refused));
     assert!(ring.faulted().is_none(), "nothing of it is in the kernel");
     ring.stop(ring.now() + WATCHDOG_NS).expect("stops");
