@@ -215,7 +215,7 @@
 //! - A file with a reference (prefix, load request, store request) is neither evicted nor reused,
 //!   even if it lost its key meanwhile; a file is free only when no device can write to it any more
 //!   and the journal no longer says that it holds a key.
-//! - A file whose read failed is a miss from then on.
+//! - A file whose medium failed, or which differed from its checksum twice, is a miss from then on.
 //! - When [`Store::wait`] returns, no device and no move accesses a retrieved layer's blocks any
 //!   more, and none reads a stored layer's except a move whose result is discarded. If that cannot
 //!   be guaranteed, the store fails: every later call returns the cause, and memory is leaked

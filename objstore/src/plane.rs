@@ -40,6 +40,7 @@ mod pacer;
 mod pacing;
 mod pools;
 mod raw;
+mod retry;
 mod route;
 mod self_test;
 mod start;
@@ -305,14 +306,14 @@ impl Plane {
     ///
     /// When this returns, with any result, nothing accesses the layer's blocks any more: after a
     /// timeout or a fault the I/O kernel was stopped and the controllers were recovered first.
-    /// Everything else in flight at that time has failed as well, with
+    /// Everything else in flight at that time was sent again, or has failed as well, with
     /// [`gio_uring::IoStatus::Cancelled`] or [`gio_uring::IoStatus::Fault`].
     ///
     /// # Errors
     /// Returns [`StoreError::Transfer`] with layer, block, file and status. After a failed read,
-    /// [`Plane::take_lost`] returns the files that failed. Returns [`StoreError::NotStarted`],
-    /// [`StoreError::Ended`] after the end of the job, and [`StoreError::Failed`] if the
-    /// controllers could not be recovered.
+    /// [`Plane::take_lost`] returns the files whose data is lost. Returns
+    /// [`StoreError::NotStarted`], [`StoreError::Ended`] after the end of the job, and
+    /// [`StoreError::Failed`] if the controllers could not be recovered.
     pub fn wait(&self, ticket: Ticket) -> Result<LayerDone, StoreError> {
         self.with(|mover| Ok(mover.demand(ticket)))?;
         self.wait_in_turn(ticket)

@@ -18,6 +18,7 @@ mod paced;
 mod paced_gpu;
 mod pools;
 mod rank_flush;
+mod retry;
 mod rig;
 mod routes;
 mod runs;

@@ -149,11 +149,10 @@ fn after_a_read_that_breaks_the_queue_the_store_recovers_and_works() {
             ..Default::default()
         });
         let prefix = stack.store.lookup(&a).unwrap();
-        let failed = failure(stack.read(&prefix, 20).unwrap_err());
-        assert!(!failed.status.is_ok(), "{action:?}: {failed}");
+        stack.read(&prefix, 20).unwrap();
         drop(prefix);
         assert!(stack.store.stats().unwrap().plane.recoveries >= 1, "{action:?}");
-        assert!(stack.get(&a, 20) < 6, "{action:?}: what failed is a miss");
+        assert_eq!(stack.get(&a, 20), 6, "{action:?}");
         assert_eq!(stack.get(&b, 30), 6, "{action:?}");
         assert_eq!(stack.put(&a, 0), 6, "{action:?}");
         assert_eq!(stack.get(&a, 20), 6, "{action:?}");
@@ -169,7 +168,7 @@ fn after_a_write_that_breaks_the_queue_nothing_is_visible_and_the_store_works() 
         let mut stack = Stack::new(&Plan::default());
         let (a, b) = (keys(0..6), keys(10..16));
         stack.put(&b, 10);
-        stack.faults(Some(on(WRITE, action).limit(1)));
+        stack.faults(Some(on(WRITE, action)));
         let save = stack.begin(&a, 0);
         let failed = failure(stack.write_all(&save).unwrap_err());
         assert_eq!(failed.layer, Layer(0), "{action:?}: {failed}");
@@ -185,7 +184,7 @@ fn after_a_write_that_breaks_the_queue_nothing_is_visible_and_the_store_works() 
 }
 
 #[test]
-fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
+fn everything_in_flight_is_moved_after_a_recovery() {
     let mut stack = Stack::new(&Plan::default());
     let (a, b, c) = (keys(0..4), keys(10..14), keys(20..24));
     stack.put(&a, 0);
@@ -198,15 +197,10 @@ fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
     let broken = stack.store.start(&first, Layer(0), Order::Unordered).unwrap();
     let write = stack.store.start(&save, Layer(0), Order::Unordered).unwrap();
     let other = stack.store.start(&second, Layer(0), Order::Unordered).unwrap();
-    failure(stack.store.wait(broken).unwrap_err());
-    assert_eq!(stack.store.stats().unwrap().plane.recoveries, 1);
-    // They ended before the queue broke, or failed with it; no time passes for either now.
-    for ticket in [write, other] {
-        match stack.store.poll(&ticket) {
-            Ok(done) => assert!(done.is_some(), "in flight after a recovery"),
-            Err(error) => assert!(!failure(error).status.is_ok()),
-        }
+    for ticket in [broken, write, other] {
+        stack.store.wait(ticket).unwrap();
     }
+    assert_eq!(stack.store.stats().unwrap().plane.recoveries, 1);
     drop((first, second, prefixes));
     drop(save);
     assert_eq!(stack.put(&a, 0), 4);
@@ -234,13 +228,12 @@ fn read_layer(stack: &Stack, keys: &[BlockKey], first: u32) -> (Prefix, LoadRequ
     (prefix, load, ticket)
 }
 
-/// Advances the time in small steps until the layer has failed.
-fn failed_in_steps(stack: &Stack, ticket: &Ticket) -> Failure {
+/// Advances the time in small steps until the layer is done.
+fn done_in_steps(stack: &Stack, ticket: &Ticket) {
     for _ in 0..1000 {
         stack.clock.run_for(Nanos::from_millis(2));
-        match stack.store.poll(ticket) {
-            Ok(done) => assert_eq!(done, None, "it was to fail"),
-            Err(error) => return failure(error),
+        if stack.store.poll(ticket).unwrap().is_some() {
+            return;
         }
     }
     panic!("it neither ends nor fails");
@@ -281,16 +274,10 @@ fn a_lost_command_costs_its_queue_and_no_other_layer() {
         stack.store.wait(ticket).unwrap();
         assert_eq!(stack.store.stats().unwrap().plane.recoveries, 0, "nothing was given up");
     }
-    let failed = failure(stack.store.wait(broken).unwrap_err());
-    assert_eq!((failed.status, failed.errors), (IoStatus::Timeout, 1), "{failed}");
+    stack.store.wait(broken).unwrap();
     let stats = stack.store.stats().unwrap();
-    assert_eq!(
-        (stats.plane.recoveries, stats.lookups.files_lost),
-        (1, 1),
-        "one file, and no other"
-    );
+    assert_eq!((stats.plane.recoveries, stats.lookups.files_lost), (1, 0));
     assert_eq!(resets(&stack), before, "no controller was reset");
-    assert_eq!(stack.put(&all, 0), 8);
     assert_eq!(stack.get(&all, 40), 8);
 }
 
@@ -312,27 +299,24 @@ fn layers_of_other_queues_end_well_when_a_queue_is_given_up() {
     let slow = on(READ, FaultAction::Delay { ns: 30_000_000 });
     stack.emus[1].set_faults(nvme_emu::FaultPlan { rules: vec![slow], ..Default::default() });
     let (_other, _blocks, ticket) = read_layer(&stack, &there, 40);
-    failed_in_steps(&stack, &broken);
+    done_in_steps(&stack, &broken);
     let done = stack.store.poll(&ticket).unwrap();
     assert_eq!(done.map(|done| done.objects), Some(4), "it was waited for");
     assert_eq!(stack.store.stats().unwrap().plane.recoveries, 1);
 }
 
 #[test]
-fn a_late_command_is_aborted_and_its_queue_goes_on() {
+fn a_late_command_is_aborted_and_sent_again() {
     let mut stack = Stack::new(&one_segment());
     let all = keys(0..8);
     stack.put(&all, 0);
     let before = resets(&stack);
     corrupt(&stack, 2, FaultAction::Delay { ns: 60_000_000_000 });
     let (_prefix, _transfer, ticket) = read_layer(&stack, &all, 20);
-    let failed = failed_in_steps(&stack, &ticket);
-    assert_eq!(nvme(failed.status), (0, 7), "Command Abort Requested: {failed}");
-    assert_eq!(failed.errors, 1);
+    done_in_steps(&stack, &ticket);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.plane.recoveries, stats.lookups.files_lost), (0, 1));
+    assert_eq!((stats.plane.recoveries, stats.lookups.files_lost), (0, 0));
     assert_eq!(resets(&stack), before);
-    assert_eq!(stack.put(&all, 0), 8);
     assert_eq!(stack.get(&all, 40), 8);
 }
 
@@ -453,7 +437,7 @@ fn committed_data_survives_a_drive_that_loses_its_cache() {
         stack.emus.iter().for_each(|emu| emu.power_loss());
         // The first read finds the dead queues and triggers a recovery.
         let prefix = stack.store.lookup(&keys[..1]).unwrap();
-        stack.read(&prefix, 20).unwrap_err();
+        let _ = stack.read(&prefix, 20);
         drop(prefix);
         let mut held = 0;
         for key in &keys[1..] {

@@ -540,3 +540,26 @@ fn a_stream_that_never_gets_there_fails_a_staged_store() {
     }
     assert!(gpu.is_idle());
 }
+
+/// With streams nothing is sent again, and a block is forgotten for its medium alone.
+#[test]
+fn a_failed_layer_of_a_stream_costs_only_blocks_whose_medium_is_bad() {
+    let not_ready = FaultAction::Status { code: 0x82, dnr: false };
+    for path in BOTH {
+        for (action, kept) in [(not_ready, true), (FaultAction::Drop, true), (READ_ERROR, false)] {
+            let mut rig = Rig::new(&plan(1), path);
+            let keys = keys(0..9);
+            rig.put(&keys, 0);
+            let load = rig.load(&keys, 40);
+            rig.faults(Some(on(READ, action).limit(1)));
+            let stream = rig.gpu.stream(1);
+            let ticket = rig.store.start(&load, Layer(0), stream).unwrap();
+            rig.store.join(&ticket, stream).unwrap();
+            assert!(failed(rig.store.wait(ticket)), "{path}, {action:?}");
+            assert!(rig.settle(), "{path}, {action:?}");
+            rig.faults(None);
+            drop(load);
+            assert_eq!(rig.store.peek(&keys) == 9, kept, "{path}, {action:?}");
+        }
+    }
+}

@@ -297,7 +297,7 @@ pub struct Ended {
     pub error: Option<String>,
     /// True if the data read is not the data stored.
     pub is_mismatch: bool,
-    /// A position that could not be read; its block is a miss from now on.
+    /// A position that could not be read.
     pub lost: Option<u32>,
 }
 

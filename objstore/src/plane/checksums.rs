@@ -63,6 +63,19 @@ impl JobChecksums {
         Ok(Self::Moves { values, status: ring.zeroes(count)?, errors: ring.zeroes(1)? })
     }
 
+    /// Uploads those of a part of a read, whose entries have these `indices`, for the I/O kernel.
+    pub(super) fn of_part(
+        &self,
+        ring: &mut Uring,
+        map: &BlockMap,
+        indices: &[u32],
+    ) -> Result<Option<Checksums>, StoreError> {
+        let Self::Kernel(all) = self else { return Ok(None) };
+        let rows: Vec<Vec<u32>> = (0..all.rows()).map(|row| all.row(row)).collect();
+        let value = |row: u32, entry: u32| rows[row as usize][indices[entry as usize] as usize];
+        Ok(Some(ring.upload_checksums(map, all.rows(), value)?))
+    }
+
     /// Returns the part that a move of `layer` uses.
     pub(super) fn of_moves(&self, layer: Layer, segments: u32) -> Option<MoveChecksums> {
         let Self::Moves { values, status, errors } = self else { return None };

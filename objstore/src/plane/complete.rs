@@ -1,6 +1,8 @@
 //! Processing completions.
 
-use gio_uring::{IoStatus, Progress};
+use std::collections::BTreeSet;
+
+use gio_uring::{Affine, IoStatus, Progress};
 use kv_catalog::FileId;
 use nvme_spec::nvm::Direction;
 
@@ -8,6 +10,7 @@ use super::{
     copier::differs,
     job::{Job, LayerState},
     mover::Mover,
+    retry::{Attempts, Failed},
     transport::Op,
 };
 use crate::{
@@ -18,6 +21,7 @@ use crate::{
 impl Mover {
     /// Processes all operations that have completed.
     pub(crate) fn reap(&mut self) -> Result<Progress, StoreError> {
+        self.send_due()?;
         let progress = self.transport.reap()?;
         self.complete_over();
         self.after_completions()?;
@@ -37,42 +41,165 @@ impl Mover {
     /// Ends operations that neither the ring nor a stream works on any more.
     pub(super) fn complete_over(&mut self) {
         while let Some(op) = self.transport.take_over() {
-            self.complete(&op);
+            self.complete(op);
         }
     }
 
-    fn complete(&mut self, op: &Op) {
-        let Ticket { job, layer } = op.ticket;
-        let job = self.jobs.get_mut(job).expect("it has an operation in flight");
+    fn complete(&mut self, op: Op) {
+        let ticket @ Ticket { layer, .. } = op.ticket;
+        let job = self.jobs.get_mut(ticket.job).expect("it has an operation in flight");
         job.in_flight -= 1;
         let sizes = (self.setup.shape.object_bytes, self.setup.geometry.object_bytes());
-        let (mut ended, mut damaged) = (outcome(op, job, sizes), Vec::new());
-        if let Some(at) = op.buffer {
-            if ended.is_ok() && job.direction == Direction::Read {
-                damaged = self.copier.decode(&job.copies, layer, at, &*self.clock);
-                if let Some(first) = damaged.first() {
-                    ended = Err(differs(first, layer, damaged.len() as u32));
-                }
+        let mut ended = outcome(&op, job, job.rows(&self.setup.shape, layer).len(), sizes);
+        if let (Some(at), Ok(_), Direction::Read) = (op.buffer, &ended, job.direction) {
+            let damaged = self.copier.decode(&job.copies, layer, at, &*self.clock);
+            if let Some(first) = damaged.first() {
+                let is_damaged = |at: &u32| damaged.contains(&job.moves[*at as usize]);
+                let failed = (0..job.moves.len() as u32).filter(is_damaged);
+                let failed = failed.map(|at| (at, IoStatus::Checksum)).collect();
+                ended = Err((differs(first, layer, damaged.len() as u32), failed));
             }
-            self.copier.end_operation(&job.copies, at);
         }
         match ended {
-            Ok(done) => self.moved(op.ticket, done),
-            Err(failure) => {
-                let Failure { file, status, errors, .. } = failure;
-                if job.is_ahead {
-                    // Often a file that was rewritten meanwhile.
-                    tracing::debug!(%file, %status, errors, "reading ahead failed");
-                } else {
-                    tracing::warn!(%file, %layer, %status, errors, "{} failed", failure.verb());
+            Ok(done) => {
+                let again = op.attempts.part.iter().flatten();
+                let again: Vec<_> = again.map(|at| job.moves[*at as usize].file).collect();
+                if let Some(at) = op.buffer {
+                    self.copier.end_operation(&job.copies, at);
                 }
-                job.layer(layer).state = LayerState::Ended(Err(failure));
-                job.fail(failure);
-                let mut lost = lost_files(job, failure);
-                lost.extend(damaged.iter().map(|entry| entry.file));
-                self.jobs.lost.extend(lost);
+                self.jobs.trust(&again);
+                self.moved(ticket, done);
+            }
+            Err((failure, failed)) => {
+                let lost = self.lost_files(ticket, &failed);
+                if let Some(op) = self.send_later(op, failure, &failed) {
+                    self.jobs.trust(&lost);
+                    self.jobs.lost.extend(lost);
+                    self.give_up_layer(ticket, op.buffer, failure);
+                }
             }
         }
+    }
+
+    /// Has the entries of a layer that failed sent again later. Returns the operation if that may
+    /// not help, or is too late.
+    pub(super) fn send_later(
+        &mut self,
+        mut op: Op,
+        failure: Failure,
+        failed: &Failed,
+    ) -> Option<Op> {
+        let (now, options) = (self.clock.now(), &self.setup.options);
+        let Ok(job) = self.jobs.get_mut(op.ticket.job) else { return Some(op) };
+        let is_wanted = !job.abandoned && !job.is_ahead && job.failure.is_none();
+        let Attempts { since, failures: before, .. } = op.attempts;
+        let devices = &self.transport.devices;
+        // One that cannot be helped fails the layer; also if it is that of no entry.
+        let statuses = failed.iter().map(|(_, status)| *status).chain([failure.status]);
+        let delays = statuses.map(|status| devices.retry_delay(status, before));
+        let delay = delays.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
+        let due = delay.map(|delay| now + delay);
+        let due = due.filter(|due| *due + options.command_timeout <= since + options.wait_timeout);
+        let (Some(due), None, true) = (due, &self.transport.streams, is_wanted && op.can_start())
+        else {
+            return Some(op);
+        };
+        // Checksums of writes that were not sent may be missing: the whole layer computes them.
+        let is_sent = |(_, status): &(u32, IoStatus)| *status != IoStatus::Cancelled;
+        let is_part = job.direction == Direction::Read || failed.iter().all(is_sent);
+        let part = is_part.then(|| failed.iter().map(|(index, _)| *index).collect());
+        op.attempts = Attempts { since, failures: before + 1, part, again: Some((due, failure)) };
+        job.in_flight += 1;
+        self.transport.keep(op);
+        None
+    }
+
+    /// Sends operations again that are due.
+    pub(super) fn send_due(&mut self) -> Result<(), StoreError> {
+        while let Some(Op { ticket, buffer, attempts, .. }) =
+            self.transport.take_due(self.clock.now())
+        {
+            self.jobs.get_mut(ticket.job)?.in_flight -= 1;
+            let failure = attempts.again.map(|(_, failure)| failure);
+            let sent = self.send_again(ticket, buffer, attempts);
+            if let (Err(error), Some(failure)) = (sent, failure) {
+                tracing::debug!(layer = %ticket.layer, %error, "not sent again");
+                self.give_up_layer(ticket, buffer, failure);
+            }
+        }
+        Ok(())
+    }
+
+    fn send_again(
+        &mut self,
+        ticket: Ticket,
+        buffer: Option<usize>,
+        attempts: Attempts,
+    ) -> Result<(), StoreError> {
+        // Another owner may have written to the files meanwhile.
+        self.check_owner()?;
+        let job = self.jobs.get(ticket.job).ok_or(StoreError::NoSuchJob { job: ticket.job })?;
+        if job.abandoned || job.failure.is_some() {
+            return Err(StoreError::Ended { layer: ticket.layer });
+        }
+        let mut part = None;
+        if let Some(indices) = &attempts.part {
+            let entries: Vec<Affine> = indices.iter().map(|at| self.affine(job, *at)).collect();
+            let ring = self.transport.ring()?;
+            let map = ring.upload_map(&entries, self.setup.geometry.devices())?;
+            let checksums = match (&job.checksums, job.direction) {
+                (Some(all), Direction::Read) => all.of_part(ring, &map, indices)?,
+                _ => None,
+            };
+            part = Some((map, checksums));
+        }
+        self.issue(ticket, None, buffer, part.as_ref())?;
+        self.transport.was_sent_before(attempts);
+        Ok(())
+    }
+
+    /// Ends a layer that has failed for good.
+    pub(super) fn give_up_layer(
+        &mut self,
+        ticket @ Ticket { layer, .. }: Ticket,
+        buffer: Option<usize>,
+        failure: Failure,
+    ) {
+        let Ok(job) = self.jobs.get_mut(ticket.job) else { return };
+        let Failure { file, status, errors, .. } = failure;
+        if job.is_ahead {
+            // Often a file that was rewritten meanwhile.
+            tracing::debug!(%file, %status, errors, "reading ahead failed");
+        } else if let Some(suppressed) = self.warnings.allow(self.clock.now()) {
+            let verb = failure.verb();
+            tracing::warn!(%file, %layer, %status, errors, suppressed, "{verb} failed");
+        }
+        if let Some(at) = buffer {
+            self.copier.end_operation(&job.copies, at);
+        }
+        job.layer(layer).state = LayerState::Ended(Err(failure));
+        job.fail(failure);
+    }
+
+    /// Returns the files whose data is lost: of which an object cannot be read from its medium, or
+    /// has differed from its checksum twice. Errors of a controller, a queue or a link are not
+    /// those of a file.
+    fn lost_files(&mut self, ticket: Ticket, failed: &Failed) -> Vec<FileId> {
+        let Some(job) = self.jobs.get(ticket.job) else { return Vec::new() };
+        // Files that are read ahead may have been rewritten meanwhile. A request that needs them
+        // finds out.
+        if job.is_ahead || job.direction == Direction::Write {
+            return Vec::new();
+        }
+        let of = |wanted: fn(IoStatus) -> bool| {
+            let files = failed.iter().filter(|(_, status)| wanted(*status));
+            let files: BTreeSet<_> = files.map(|(at, _)| job.moves[*at as usize].file).collect();
+            files
+        };
+        let mut lost = of(|status| matches!(status, IoStatus::Nvme(status) if status.is_loss()));
+        let differing = of(|status| status == IoStatus::Checksum);
+        lost.extend(self.jobs.suspect(differing));
+        lost.into_iter().collect()
     }
 
     /// Ends a layer that the devices have moved, with the copies behind that.
@@ -103,9 +230,14 @@ impl Mover {
     }
 }
 
-/// Returns the result of an operation that is over. `sizes`: the bytes of an object of the engine,
-/// and on the devices.
-fn outcome(op: &Op, job: &Job, sizes: (u32, u32)) -> Result<LayerDone, Failure> {
+/// Returns the result of an operation that is over, which moves `rows` rows. `sizes`: the bytes of
+/// an object of the engine, and on the devices.
+fn outcome(
+    op: &Op,
+    job: &Job,
+    rows: usize,
+    sizes: (u32, u32),
+) -> Result<LayerDone, (Failure, Failed)> {
     let (layer, direction) = (op.ticket.layer, job.direction);
     let completion = op.completion.expect("it is over");
     let failure = |at: usize, status: IoStatus, errors: u32| {
@@ -115,38 +247,24 @@ fn outcome(op: &Op, job: &Job, sizes: (u32, u32)) -> Result<LayerDone, Failure> 
     };
     if !completion.is_ok() {
         let (status, entry) = completion.error.unwrap_or((IoStatus::Incomplete, 0));
-        return Err(failure(entry as usize, status, completion.errors));
+        let at = op.attempts.index(entry).unwrap_or(0);
+        return Err((
+            failure(at as usize, status, completion.errors),
+            op.attempts.failed(op.map.as_ref(), job.moves.len() as u32, status),
+        ));
     }
     if let (Direction::Read, Some(checksums)) = (direction, &job.checksums) {
         // If several layers are in flight, it is unknown which one differs: all of them fail.
         let differing = checksums.differing();
         if let Some(at) = differing.first() {
-            return Err(failure(*at as usize, IoStatus::Checksum, differing.len() as u32));
+            let failure = failure(*at as usize, IoStatus::Checksum, differing.len() as u32);
+            return Err((failure, differing.iter().map(|at| (*at, IoStatus::Checksum)).collect()));
         }
     }
-    let objects = completion.objects;
+    let objects = match op.attempts.part {
+        Some(_) => job.moves.len() as u64 * rows as u64,
+        None => completion.objects,
+    };
     let [bytes, device_bytes] = <[u32; 2]>::from(sizes).map(|each| objects * u64::from(each));
     Ok(LayerDone { layer, objects, bytes, device_bytes })
-}
-
-/// Returns the files that a failed layer could not read.
-fn lost_files(job: &Job, failure: Failure) -> Vec<FileId> {
-    // Files that are read ahead may have been rewritten meanwhile. A request that needs them finds
-    // out.
-    if job.is_ahead || failure.direction == Direction::Write {
-        return Vec::new();
-    }
-    let of_map = job.map.iter().flat_map(|map| map.failures());
-    // Of a layer that was cancelled, a stream moves a staging buffer that no device has filled.
-    let compared = job.checksums.iter().filter(|_| failure.status == IoStatus::Checksum);
-    let differing = compared.flat_map(|checksums| checksums.differing());
-    let failed = of_map.chain(differing.map(|at| (at, IoStatus::Checksum)));
-    let failed = failed.filter_map(|(at, status)| Some((job.moves.get(at as usize)?.file, status)));
-    let failed = failed.chain([(failure.file, failure.status)]);
-    failed.filter(|(_, status)| is_lost(*status)).map(|(file, _)| file).collect()
-}
-
-/// Returns true if this status of a read is an error of the file, and not only of the job.
-fn is_lost(status: IoStatus) -> bool {
-    !matches!(status, IoStatus::Ok | IoStatus::Cancelled | IoStatus::Invalid)
 }

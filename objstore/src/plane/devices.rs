@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use gio_uring::Outstanding;
+use gio_uring::{IoStatus, Outstanding};
 use kv_catalog::{DeviceIndex, Region};
-use nvme_driver::{ControllerEvent, Nanos, QueueGrant, QueueMemory, Quiesced};
+use nvme_driver::{
+    ControllerEvent, Nanos, QueueGrant, QueueMemory, Quiesced, RateLimit, retry_delay,
+};
 use nvme_spec::{
     ids::{Nsid, QueueId},
     log::CriticalWarning,
+    status::Status,
 };
 
 use crate::{config::StoreOptions, device::SharedController, error::StoreError};
@@ -53,8 +56,15 @@ pub(super) struct Device {
     queues: Vec<QueueId>,
     /// Set if it has a volatile write cache.
     pub(super) is_volatile: bool,
+    /// Command Retry Delay Times of its controller.
+    crdt: [u16; 3],
     /// Set when the media has become read-only.
     read_only: bool,
+    /// Set if the namespace is write protected.
+    is_protected: bool,
+    /// Since when it processes no commands, because it activates firmware, and for how long it may.
+    paused: Option<Nanos>,
+    pause_max: Nanos,
     /// Set when the device's owner wants it back.
     requested: bool,
     /// Set when new queues alone are not enough: it is reset before anything else is done.
@@ -81,6 +91,8 @@ pub(super) struct Devices {
     /// Commands that were outstanding at the last check, and the time of the next one.
     outstanding: BTreeMap<Outstanding, Slow>,
     next_check: Nanos,
+    /// Of messages about slow commands.
+    warnings: RateLimit,
 }
 
 /// A command that takes long.
@@ -102,10 +114,8 @@ impl Device {
             return Err(StoreError::Config { field: "queue_memory", problem });
         }
         let mut queues: Vec<QueueId> = Vec::new();
-        let is_volatile;
         {
             let mut controller = controller.lock();
-            is_volatile = controller.info().vwc;
             let depth = options.depth.min(1 << controller.info().entries_max.ilog2());
             for queue in 0..usize::from(options.queues) {
                 let made = match queue_memory.get(queue) {
@@ -115,17 +125,31 @@ impl Device {
                 queues.push(made.map_err(driver(at))?);
             }
         }
-        let (read_only, requested, must_reset) = (false, false, false);
-        Ok(Self {
+        let mut device = Self {
             controller,
             nsid,
             region: data,
             queues,
-            is_volatile,
-            read_only,
-            requested,
-            must_reset,
-        })
+            is_volatile: false,
+            crdt: [0; 3],
+            read_only: false,
+            is_protected: false,
+            paused: None,
+            pause_max: Nanos(0),
+            requested: false,
+            must_reset: false,
+        };
+        device.look();
+        Ok(device)
+    }
+
+    /// Looks at the drive, which is another one after its firmware was replaced.
+    fn look(&mut self) {
+        let controller = self.controller.lock();
+        let info = controller.info();
+        (self.is_volatile, self.crdt, self.pause_max) = (info.vwc, info.crdt, info.pause_max);
+        let namespace = controller.namespace(self.nsid);
+        self.is_protected = namespace.is_ok_and(|namespace| namespace.is_write_protected);
     }
 
     fn holds_region(&self) -> bool {
@@ -154,6 +178,7 @@ impl Devices {
             next_poll: now,
             outstanding: BTreeMap::new(),
             next_check: now,
+            warnings: RateLimit::default(),
         })
     }
 
@@ -232,6 +257,7 @@ impl Devices {
             let recovered = reset.and_then(|()| controller.recover(quiesced));
             drop(controller);
             recovered.map_err(|error| format!("{cause}; then {error}"))?;
+            self.all[at].look();
             self.check_region(at, cause)?;
         }
         Ok(())
@@ -245,9 +271,31 @@ impl Devices {
         Err(format!("{cause}: it no longer holds the store's data region"))
     }
 
+    /// Returns the delay before retry number `attempt` (from 0) of what ended with `status`, or
+    /// `None` if it must not be retried.
+    pub(super) fn retry_delay(&self, status: IoStatus, attempt: u32) -> Option<Nanos> {
+        let again = Status::COMMAND_INTERRUPTED;
+        let status = match status {
+            // By the plane, because it was slow ([`Devices::abort_slow`]).
+            IoStatus::Nvme(status) if status.was_aborted() && !status.dnr() => again,
+            IoStatus::Nvme(status) => status,
+            // The queue was recovered since.
+            IoStatus::Timeout | IoStatus::Fault | IoStatus::Cancelled => again,
+            // Data can be damaged on its way.
+            IoStatus::Checksum if attempt == 0 => again,
+            _ => return None,
+        };
+        let delays = self.all.iter().map(|device| retry_delay(status, device.crdt, attempt));
+        delays.max().flatten()
+    }
+
     /// Refuses to write if media has become read-only.
     pub(super) fn check_writable(&self) -> Result<(), StoreError> {
-        match (0..).map(DeviceIndex).zip(&self.all).find(|(_, device)| device.read_only) {
+        match (0..)
+            .map(DeviceIndex)
+            .zip(&self.all)
+            .find(|(_, device)| device.read_only || device.is_protected)
+        {
             Some((device, _)) => Err(StoreError::ReadOnly { device }),
             None => Ok(()),
         }
@@ -281,7 +329,7 @@ impl Devices {
             match polled {
                 Ok(events) => {
                     for event in events {
-                        match self.take_event(at, event) {
+                        match self.take_event(at, event, now) {
                             Err(Trouble::Fatal(cause)) => return Err(Trouble::Fatal(cause)),
                             other => fault = fault.and(other),
                         }
@@ -296,7 +344,7 @@ impl Devices {
         fault
     }
 
-    fn take_event(&mut self, at: usize, event: ControllerEvent) -> Result<(), Trouble> {
+    fn take_event(&mut self, at: usize, event: ControllerEvent, now: Nanos) -> Result<(), Trouble> {
         let device = &mut self.all[at];
         let mut fault = Ok(());
         match &event {
@@ -317,9 +365,9 @@ impl Devices {
             ControllerEvent::Error { .. }
             | ControllerEvent::NamespacesChanged { .. }
             | ControllerEvent::FirmwareActivating
-            | ControllerEvent::Paused
-            | ControllerEvent::Resumed
             | ControllerEvent::Other(_) => {}
+            ControllerEvent::Paused => device.paused = Some(now),
+            ControllerEvent::Resumed => device.paused = None,
             other => tracing::warn!(device = at, event = other.name(), "an event of a new kind"),
         }
         if self.events.len() == EVENTS_MAX {
@@ -331,7 +379,8 @@ impl Devices {
 
     /// Asks controllers to abort commands outstanding for two thirds of the command timeout, one by
     /// one, before their queue is abandoned with everything outstanding on it. Their completions
-    /// report the result. Checks eight times per timeout, and never waits.
+    /// report the result. Checks eight times per timeout, and never waits. Commands of a paused
+    /// controller are late for a good reason, up to its limit.
     pub(super) fn abort_slow(
         &mut self,
         now: Nanos,
@@ -347,19 +396,27 @@ impl Devices {
             let mut slow =
                 before.get(&command).copied().unwrap_or(Slow { since: now, is_aborted: false });
             let Outstanding { device, qid, cid, .. } = command;
+            let drive = &self.all[device as usize];
+            if drive.paused.is_some_and(|since| now < since + drive.pause_max) {
+                // Its time counts from the end of the pause (Base 2.1, CSTS.PP and MTFA).
+                slow.since = now;
+            }
             // A waiter for a layer must not wait for a journal.
             if !slow.is_aborted
                 && now - slow.since >= Nanos(timeout.0 / 3 * 2)
-                && let Some(mut controller) = self.all[device as usize].controller.try_lock()
+                && let Some(mut controller) = drive.controller.try_lock()
             {
                 slow.is_aborted = controller.begin_abort(qid, cid);
-                tracing::warn!(
-                    ctrl = controller.id(),
-                    qid = qid.0,
-                    cid = cid.0,
-                    asked = slow.is_aborted,
-                    "a command takes long; aborting it"
-                );
+                if let Some(suppressed) = self.warnings.allow(now) {
+                    tracing::warn!(
+                        ctrl = controller.id(),
+                        qid = qid.0,
+                        cid = cid.0,
+                        asked = slow.is_aborted,
+                        suppressed,
+                        "a command takes long; aborting it"
+                    );
+                }
             }
             self.outstanding.insert(command, slow);
         }

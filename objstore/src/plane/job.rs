@@ -1,7 +1,7 @@
 //! Jobs: blocks to move between files and the pool, layer by layer.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap, HashSet},
     ops::Range,
     sync::{Mutex, PoisonError},
 };
@@ -214,12 +214,17 @@ pub(super) struct Jobs {
     abandoned: usize,
     /// Abandoned jobs that have ended, until they are taken.
     pub(super) ended: Vec<JobId>,
-    /// Files whose read failed, until they are taken.
+    /// Files whose data was lost, until they are taken.
     pub(super) lost: Vec<FileId>,
+    /// Files of which an object differed from its checksum, once. The transfer may be to blame.
+    suspects: HashSet<FileId>,
 }
 
 impl Jobs {
     pub(super) fn insert(&mut self, id: JobId, job: Job) {
+        if job.direction == Direction::Write {
+            job.moves.iter().for_each(|entry| _ = self.suspects.remove(&entry.file));
+        }
         self.all.insert(id, job);
     }
 
@@ -233,6 +238,16 @@ impl Jobs {
 
     pub(super) fn remove(&mut self, id: JobId) -> Result<Job, StoreError> {
         self.all.remove(&id).ok_or(StoreError::NoSuchJob { job: id })
+    }
+
+    /// Suspects files that differ from their checksums. Returns those that did before.
+    pub(super) fn suspect(&mut self, files: BTreeSet<FileId>) -> impl Iterator<Item = FileId> {
+        files.into_iter().filter(|file| !self.suspects.insert(*file))
+    }
+
+    /// Takes suspicions back.
+    pub(super) fn trust(&mut self, files: &[FileId]) {
+        files.iter().for_each(|file| _ = self.suspects.remove(file));
     }
 
     /// Returns the jobs of a pool.
@@ -273,5 +288,26 @@ impl Jobs {
         self.abandoned -= over.len();
         self.ended.extend(over.iter().map(|(id, _)| *id));
         over.into_iter().map(|(_, job)| job).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_lost_when_it_differs_a_second_time() {
+        let mut jobs = Jobs::default();
+        let suspect = |jobs: &mut Jobs, files: &[u32]| {
+            let files = files.iter().copied().map(FileId).collect();
+            jobs.suspect(files).collect::<Vec<_>>()
+        };
+        assert_eq!(suspect(&mut jobs, &[1, 2, 3]), []);
+        assert_eq!(suspect(&mut jobs, &[2, 4]), [FileId(2)]);
+        jobs.trust(&[FileId(3)]);
+        let entry = Move { position: 0, file: FileId(4), block: kv_catalog::BlockId(0) };
+        let written = Job::new(Direction::Write, 1, vec![entry], 0, Nanos(0));
+        jobs.insert(JobId(1), written);
+        assert_eq!(suspect(&mut jobs, &[1, 3, 4]), [FileId(1)], "others were read, or written");
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gio_uring::{Affine, Event, PoolDesc, Progress};
 use kv_catalog::{BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, Region, Seal};
-use nvme_driver::{Clock, DmaMemory, Nanos};
+use nvme_driver::{Clock, DmaMemory, Nanos, RateLimit};
 use nvme_spec::{ids::Nsid, nvm::Direction};
 
 use super::{
@@ -109,6 +109,8 @@ pub(crate) struct Mover {
     pub(super) flushes: u64,
     /// Broken by a failed flush: nothing is stored any more.
     pub(super) seal: Seal,
+    /// Of messages about failed layers.
+    pub(super) warnings: RateLimit,
     /// Set if other processes may reach the devices.
     pub(super) owner: Option<Ownership>,
 }
@@ -440,6 +442,15 @@ impl Mover {
         }
     }
 
+    /// Returns the entry of a job's map.
+    pub(super) fn affine(&self, job: &Job, index: u32) -> Affine {
+        let Move { file, block, .. } = job.moves[index as usize];
+        // In staging memory, objects are ordered by position. Blocks that are read ahead go to the
+        // DRAM cache itself.
+        let is_staged = self.copier.is_staged() && !job.is_ahead;
+        Affine { block: if is_staged { index } else { block.0 }, file: file.0 }
+    }
+
     /// Uploads the job's map, unless it is empty, and the tables of copies that streams do.
     pub(super) fn upload(&mut self, job: &mut Job, expected: &[u32]) -> Result<(), StoreError> {
         let ring = self.transport.ring()?;
@@ -458,12 +469,11 @@ impl Mover {
             let blocks = job.moves.iter().map(|entry| entry.block);
             job.copies.through.uploaded = Some(Uploaded::staged(ring, blocks)?);
         }
-        self.map.clear();
-        self.map.extend(job.moves.iter().zip(0..).map(|(entry, position)| Affine {
-            // In staging memory, objects are ordered by position.
-            block: if staged { position } else { entry.block.0 },
-            file: entry.file.0,
-        }));
+        let mut map = std::mem::take(&mut self.map);
+        map.clear();
+        map.extend((0..job.moves.len() as u32).map(|at| self.affine(job, at)));
+        self.map = map;
+        let ring = self.transport.ring()?;
         let uploaded = ring.upload_map(&self.map, devices)?;
         if wanted {
             // A write computes them.

@@ -4,7 +4,7 @@ use std::{mem, sync::Arc};
 
 use gio_uring::PoolDesc;
 use kv_catalog::{Geometry, KvShape, Region, Seal, Superblock};
-use nvme_driver::{Bus, Clock, DmaMemory, PLACEMENTS_MAX};
+use nvme_driver::{Bus, Clock, DmaMemory, PLACEMENTS_MAX, RateLimit};
 
 use super::{
     copier::{Cache, Copier},
@@ -96,6 +96,7 @@ pub(super) fn open(
         map: Vec::new(),
         flushes: 0,
         seal: Seal::default(),
+        warnings: RateLimit::default(),
         owner: None,
     })
 }

@@ -407,7 +407,7 @@ impl Mover {
         self.upload(&mut job, words)?;
         let ticket = Ticket { job: next_id(), layer: Layer(0) };
         self.jobs.insert(ticket.job, job);
-        if let Err(error) = self.issue(ticket, None, None) {
+        if let Err(error) = self.issue(ticket, None, None, None) {
             // Nothing of it is in flight.
             let _ = self.jobs.remove(ticket.job);
             return Err(error);

@@ -9,7 +9,7 @@
 //! layer that is stored, when its order lets the store read them; of one that is read, when the
 //! devices are done. A layer ends with its copies, also for streams that wait for it.
 
-use gio_uring::{AffineOp, Error, RawStream, ScatterGather, Wait};
+use gio_uring::{AffineOp, BlockMap, Checksums, Error, RawStream, ScatterGather, Wait};
 use kv_schedule::{Kind, Op};
 use nvme_spec::nvm::Direction;
 
@@ -149,7 +149,7 @@ impl Mover {
         let (at, unfit) = encoded.ok_or(StoreError::Ended { layer: ticket.layer })?;
         // Such a file is not committed.
         self.jobs.lost.extend(unfit);
-        if let Err(error) = self.issue(ticket, None, Some(at)) {
+        if let Err(error) = self.issue(ticket, None, Some(at), None) {
             let job = self.jobs.get_mut(ticket.job)?;
             self.copier.end_operation(&job.copies, at);
             return Err(error);
@@ -230,7 +230,7 @@ impl Mover {
         if let (Some((at, moves)), Direction::Write) = (&staged, direction) {
             last = Some(self.gather(*at, stream, first.take(), moves)?);
         }
-        let end = self.issue(ticket, last.as_ref().or(condition.as_ref()), buffer)?;
+        let end = self.issue(ticket, last.as_ref().or(condition.as_ref()), buffer, None)?;
         if self.transport.fault.is_some() {
             // It is about to be cancelled: there will be nothing to move.
             self.after_completions()?;
@@ -295,17 +295,25 @@ impl Mover {
         Ok(moved)
     }
 
-    /// Submits the operation of one layer. With streams, returns its completion event.
+    /// Submits the operation of one layer, or of a `part` of its job with a map and checksums of
+    /// its own. With streams, returns its completion event.
     pub(super) fn issue(
         &mut self,
         ticket: Ticket,
         wait: Option<&Wait>,
         buffer: Option<usize>,
+        part: Option<&(BlockMap, Option<Checksums>)>,
     ) -> Result<Option<Wait>, StoreError> {
         let layer = ticket.layer;
         let ended = StoreError::Ended { layer };
         let Ok(job) = self.jobs.get_mut(ticket.job) else { return Err(ended) };
-        let Some(map) = &job.map else { return Err(ended) };
+        let of_job = match &job.checksums {
+            Some(JobChecksums::Kernel(checksums)) => Some(checksums),
+            _ => None,
+        };
+        let of_job = job.map.as_ref().map(|map| (map, of_job));
+        let part = part.map(|(map, checksums)| (map, checksums.as_ref()));
+        let Some((map, checksums)) = part.or(of_job) else { return Err(ended) };
         let pool = match buffer.is_some() || job.is_ahead {
             true => self.copier.target(buffer),
             false => self.pools.target(job.copies.pool),
@@ -315,10 +323,7 @@ impl Mover {
         let op = AffineOp {
             fua: self.setup.fua && job.direction == Direction::Write,
             placement: job.placement,
-            checksums: match &job.checksums {
-                Some(JobChecksums::Kernel(checksums)) => Some(checksums),
-                _ => None,
-            },
+            checksums,
             wait,
             sms: self.setup.options.sms,
             ..AffineOp::new(job.direction, map, pool, rows)

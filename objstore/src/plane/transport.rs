@@ -11,10 +11,10 @@ use gio_uring::{
     ScatterGather, Signal, Uring, UringOptions, Wait,
 };
 use nvme_driver::{Clock, Nanos, Quiesced, Waiter, wait_until};
-use nvme_spec::nvm::Direction;
 
 use super::{
     devices::{Devices, Trouble},
+    retry::Attempts,
     streams::{Refused, Streams},
 };
 use crate::{
@@ -33,8 +33,11 @@ pub(super) struct Op {
     pub(super) ticket: Ticket,
     /// `None` if only a stream copies.
     pub(super) iocb: Option<IocbId>,
-    /// The map of a read, whose entries have a status each.
-    map: Option<BlockMap>,
+    /// Its map, whose entries have a status each; `None` if those are not known.
+    pub(super) map: Option<BlockMap>,
+    pub(super) attempts: Attempts,
+    /// The event that it waits for.
+    wait: Option<Wait>,
     /// Its result in the ring. The IOCB may be used by another operation then.
     pub(super) completion: Option<Completion>,
     /// With streams: reached when it ended in the ring.
@@ -49,9 +52,21 @@ pub(super) struct Op {
 }
 
 impl Op {
+    fn new(ticket: Ticket, since: Nanos) -> Self {
+        let attempts = Attempts::first(since);
+        let (iocb, map, wait, completion) = (None, None, None, None);
+        let (end, buffer, moved, first) = (None, None, None, None);
+        Self { ticket, iocb, map, attempts, wait, completion, end, buffer, moved, first }
+    }
+
     /// Returns true if neither the ring nor a stream works on it.
     fn is_over(&self) -> bool {
         self.completion.is_some() && self.moved.as_ref().is_none_or(Wait::is_reached)
+    }
+
+    /// Returns true if it waits for no event any more.
+    pub(super) fn can_start(&self) -> bool {
+        self.wait.as_ref().is_none_or(Wait::is_reached)
     }
 }
 
@@ -232,10 +247,14 @@ impl Transport {
                 return Err(error.into());
             }
         };
-        let map = (op.direction == Direction::Read).then(|| op.map.clone());
-        let (iocb, completion, moved, first) = (Some(iocb), None, None, None);
-        let end = end.clone();
-        self.ops.push(Op { ticket, iocb, map, completion, end: end.clone(), buffer, moved, first });
+        self.ops.push(Op {
+            iocb: Some(iocb),
+            map: Some(op.map.clone()),
+            wait: op.wait.cloned(),
+            end: end.clone(),
+            buffer,
+            ..Op::new(ticket, self.clock.now())
+        });
         Ok(end)
     }
 
@@ -249,9 +268,9 @@ impl Transport {
     ) -> Result<Wait, Refused> {
         let moved = self.copy(stream, [first.as_ref(), None], moves)?;
         let completion = Some(Completion { objects: 0, errors: 0, error: None });
-        let (iocb, map, end, buffer) = (None, None, None, None);
-        let done = Some(moved.clone());
-        self.ops.push(Op { ticket, iocb, map, completion, end, buffer, moved: done, first });
+        let moved_at = Some(moved.clone());
+        let op = Op::new(ticket, self.clock.now());
+        self.ops.push(Op { completion, moved: moved_at, first, ..op });
         Ok(moved)
     }
 
@@ -331,6 +350,25 @@ impl Transport {
             }
         }
         Ok(progress)
+    }
+
+    /// Keeps an operation that is to be sent again.
+    pub(super) fn keep(&mut self, mut op: Op) {
+        (op.iocb, op.map, op.completion) = (None, None, None);
+        self.ops.push(op);
+    }
+
+    /// Takes an operation that is due to be sent again. Nothing is sent before a recovery.
+    pub(super) fn take_due(&mut self, now: Nanos) -> Option<Op> {
+        let at = self.ops.iter().position(|op| op.attempts.is_due(now));
+        Some(self.ops.swap_remove(at.filter(|_| self.fault.is_none())?))
+    }
+
+    /// Notes that the operation that was just issued is another attempt.
+    pub(super) fn was_sent_before(&mut self, attempts: Attempts) {
+        if let Some(op) = self.ops.last_mut() {
+            op.attempts = attempts.sent();
+        }
     }
 
     /// Returns an operation that is over.
@@ -420,13 +458,16 @@ impl Transport {
         let quiesced = self.stop(deadline).map_err(|error| format!("{cause}; then {error}"))?;
         self.devices.recover(&quiesced, cause)?;
         for at in 0..self.ops.len() {
-            if self.ops[at].completion.is_some() {
+            if self.ops[at].completion.is_some() || self.ops[at].attempts.is_waiting() {
                 continue;
             }
             let ring = self.ring.as_mut().zip(self.ops[at].iocb);
             let found = ring.and_then(|(ring, iocb)| ring.try_completion(iocb).ok().flatten());
             // Without a completion the command may have got as far as the device.
             let lost = Completion { errors: 1, error: Some((IoStatus::Fault, 0)), objects: 0 };
+            if found.is_none() {
+                self.ops[at].map = None;
+            }
             self.arrived(at, found.unwrap_or(lost));
         }
         // Operations that a stream has yet to get past stay: the signal was sent, so it gets there.

@@ -478,13 +478,16 @@ fn damaged_bytes_are_noticed_on_every_route() {
             std::fs::write(&file, media).unwrap();
 
             let rank = Rank::open(&ranks, (route, executor));
-            let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
-            let failure = loaded.failure.expect("the bytes are other ones").to_string();
-            assert!(
-                failure.contains("bytes differ from what was written"),
-                "{route}, {executor}: {failure}"
-            );
-            assert_eq!(rank.stack.plane().take_lost().unwrap(), [FileId(0)]);
+            // Once, they may have been damaged on their way.
+            for lost in [vec![], vec![FileId(0)]] {
+                let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
+                let failure = loaded.failure.expect("the bytes are other ones").to_string();
+                assert!(
+                    failure.contains("bytes differ from what was written"),
+                    "{route}, {executor}: {failure}"
+                );
+                assert_eq!(rank.stack.plane().take_lost().unwrap(), lost);
+            }
             rank.stack.close().unwrap();
         }
     });
