@@ -15,7 +15,9 @@
 #define GIO_HOST 1
 #include "gio/engine.cuh"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -37,8 +39,9 @@ typedef int Result;
 typedef unsigned long long DevicePtr;
 
 static const Result OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201,
-                    INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-                    ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
+                    PEER_UNSUPPORTED = 217, INVALID_PTX = 218, INVALID_HANDLE = 400,
+                    NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
+                    ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
                     NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900;
 static const unsigned SMS = 132;
 
@@ -65,6 +68,8 @@ struct Memory {
   unsigned sync; // SYNC_MEMOPS
   bool vmm;      // of cuMemCreate
   bool rdma;     // gpuDirectRDMACapable
+  int device = 0;  // ordinal
+  int opened = 0;  // of another process: how often it was opened and not closed
 };
 struct Stream {
   std::mutex mutex;
@@ -278,7 +283,7 @@ static int other_attribute(int attribute, int value) {
   if (text == nullptr || atoi(text) != attribute) return value;
   return atoi(strchr(text, ':') + 1);
 }
-EXPORT Result cuDeviceGetAttribute(int *value, int attribute, int) {
+EXPORT Result cuDeviceGetAttribute(int *value, int attribute, int device) {
   BEGIN_ANYWHERE(cuDeviceGetAttribute);
   static const std::map<int, int> values = {{16, static_cast<int>(SMS)}, {33, 0x65}, {34, 0},
                                             {50, 0},  {75, 9}, {76, 0}, {98, 0},
@@ -286,6 +291,7 @@ EXPORT Result cuDeviceGetAttribute(int *value, int attribute, int) {
   const auto at = values.find(attribute);
   if (at == values.end()) return INVALID_VALUE;
   *value = other_attribute(attribute, at->second);
+  if (attribute == 33) *value += device - 7; // PCI_BUS_ID
   return OK;
 }
 EXPORT Result cuDevicePrimaryCtxRetain(void **context, int device) {
@@ -396,6 +402,7 @@ EXPORT Result cuMemHostGetDevicePointer_v2(DevicePtr *device, void *host, unsign
 }
 #include "memory.inc"
 #include "vmm.inc"
+#include "ipc.inc"
 #include "streams.inc"
 #include "launch.inc"
 #include "copies.inc"

@@ -12,6 +12,8 @@
 //!   CudaExecutor                 launch per batch, or resident                executor
 //!                                its warps' state in the GPU's memory         state
 //!   CudaStreams                  waits, writes and moves for a store, on any stream   streams
+//!   GpuHandle  -- open() -----> ForeignMemory  GPU memory of another process   ipc
+//!   StreamMarks                  how far streams have got, for another process ipc
 //!   CudaPattern                  contents generated and checked on the GPU    pool
 //! ```
 //!
@@ -43,6 +45,7 @@ mod driver;
 mod error;
 mod executor;
 mod gdr;
+mod ipc;
 mod memory;
 mod module;
 mod pool;
@@ -57,6 +60,7 @@ pub use driver::CudaDriver;
 pub use error::{CudaError, ErrorCode};
 pub use executor::{CudaExecutor, CudaOptions, CudaReport, LaunchMode};
 pub use gdr::{Gdr, GdrError, GdrMapping, MappingKind};
+pub use ipc::{ForeignMemory, GpuHandle, StreamMarks, is_reached};
 pub use memory::{DeviceMemory, DoorbellKind, PinnedMemory};
 pub use module::{CudaFunction, CudaModule};
 pub use pool::{CudaPattern, PatternCheck, PatternItem};

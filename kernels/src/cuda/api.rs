@@ -14,8 +14,9 @@ use std::{
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevice,
-    CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute, CUgreenCtx, CUjit_option,
-    CUmemcpyAttributes, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute, CUgreenCtx, CUipcMemHandle,
+    CUjit_option, CUmemcpyAttributes, CUmodule, CUpointer_attribute, CUresult, CUstream,
+    CUstreamCaptureMode,
 };
 
 use super::error::{CudaError, ErrorCode};
@@ -133,6 +134,9 @@ functions! {
         cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
         cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
         cuPointerSetAttribute(*const c_void, CUpointer_attribute, CUdeviceptr);
+        cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+        cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+        cuIpcCloseMemHandle(CUdeviceptr);
         cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
         cuStreamDestroy_v2(CUstream);
         cuStreamQuery(CUstream);

@@ -38,6 +38,8 @@ pub(super) enum Resource {
     Registered { host: NonNull<u8>, _owner: Arc<dyn Any + Send + Sync> },
     /// cuMemFree.
     Memory(CUdeviceptr),
+    /// cuIpcCloseMemHandle.
+    Foreign(CUdeviceptr),
     /// cuModuleUnload.
     Module(CUmodule),
     /// cuStreamDestroy.
@@ -304,6 +306,9 @@ impl CudaDevice {
                     ("cuMemHostUnregister", (api.cuMemHostUnregister)(host.as_ptr().cast()))
                 }
                 Resource::Memory(address) => ("cuMemFree", (api.cuMemFree_v2)(*address)),
+                Resource::Foreign(address) => {
+                    ("cuIpcCloseMemHandle", (api.cuIpcCloseMemHandle)(*address))
+                }
                 Resource::Module(module) => ("cuModuleUnload", (api.cuModuleUnload)(*module)),
                 Resource::Stream(stream) => ("cuStreamDestroy", (api.cuStreamDestroy_v2)(*stream)),
                 Resource::Green(green) => match api.cuGreenCtxDestroy {

@@ -102,6 +102,32 @@ impl CudaDriver {
         }
     }
 
+    /// Same as [`CudaDriver::device`], for the GPU at a PCI address: another process may give its
+    /// GPUs other numbers.
+    ///
+    /// # Errors
+    /// Returns [`CudaError::Argument`] if this process does not see it, or [`CudaError::Call`].
+    pub fn device_at(&self, pci: &str) -> Result<Arc<CudaDevice>, CudaError> {
+        let mut seen = Vec::new();
+        for ordinal in 0..self.devices {
+            let what = || format!("looking for GPU {pci}");
+            let mut device: CUdevice = 0;
+            // SAFETY: writes one number.
+            let code = unsafe { (self.api.cuDeviceGet)(&raw mut device, ordinal as c_int) };
+            self.api.check(what(), "cuDeviceGet", code)?;
+            let report = describe(self.api, device, ordinal, self.version)?;
+            if report.pci == pci {
+                return self.device(ordinal);
+            }
+            seen.push(report.pci);
+        }
+        Err(CudaError::Argument(format!(
+            "GPU {pci} was asked for, and this process sees {}: start it with that GPU visible \
+             (CUDA_VISIBLE_DEVICES)",
+            seen.join(", ")
+        )))
+    }
+
     /// Retains the primary context of GPU `ordinal`, which the CUDA runtime (an engine) also uses.
     /// While the device lives, every call returns the same one: calls that must not run beside a
     /// kernel depend on a count of all started executors.

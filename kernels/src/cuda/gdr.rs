@@ -429,7 +429,7 @@ fn why_no_pin(device: &CudaDevice, address: u64, len: usize) -> String {
 }
 
 /// Queries an attribute of an address; a smaller value is in the lower bytes.
-fn pointer_attribute(
+pub(super) fn pointer_attribute(
     device: &CudaDevice,
     address: u64,
     attribute: CUpointer_attribute,

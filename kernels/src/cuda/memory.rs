@@ -201,7 +201,7 @@ impl CudaDevice {
         })
     }
 
-    fn register(
+    pub(super) fn register(
         self: &Arc<Self>,
         host: NonNull<u8>,
         len: usize,

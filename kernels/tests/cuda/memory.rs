@@ -4,15 +4,18 @@
 use cuda_mock::{self as mock, Level, isolated};
 use std::{sync::Arc, time::Duration};
 
-use gio_kernels::cuda::{CudaDevice, CudaExecutor, CudaStream, DoorbellKind, LaunchMode};
-use gio_uring::IoExecutor;
+use gio_kernels::cuda::{
+    CudaDevice, CudaExecutor, CudaStream, DoorbellKind, GpuHandle, LaunchMode, StreamMarks,
+    is_reached,
+};
+use gio_uring::{IoExecutor, RawStream};
 use nvme_driver::{
-    Bus, DmaSlice, DmaSpace, ExternalMemory, Iova, MonotonicClock, Place, platform::mmio,
+    Bus, DevicePtr, DmaSlice, DmaSpace, ExternalMemory, Iova, MonotonicClock, Place, platform::mmio,
 };
 use nvme_emu::{Emu, EmuConfig, EmuDomain, MemoryMedia};
 use ripieno_testkit::until;
 
-use crate::rig;
+use crate::{rig, vmm::VmmPool};
 
 /// CU_MEMHOSTREGISTER_PORTABLE | DEVICEMAP, and IOMEMORY.
 const MAPPED: u32 = 3;
@@ -264,5 +267,63 @@ fn tables_are_near_the_kernel() {
         tables.push(4096..8192).expect("copied");
         tables.pull(0..8192).expect("copied");
         assert_eq!([get(100), get(5000)], [1, 4]);
+    });
+}
+
+/// A composed pool has no handle for other processes, and is refused with the remedy; parts of an
+/// allocation are named by their offset.
+#[test]
+fn memory_for_another_process_is_of_one_allocation() {
+    isolated("memory::memory_for_another_process_is_of_one_allocation", Level::Full, &[], || {
+        let device = rig::gpu();
+        let pool = VmmPool::new(1);
+        let text = GpuHandle::of(&device, DevicePtr(pool.address()), 4096)
+            .expect_err("refused")
+            .to_string();
+        assert!(text.contains("cuMemCreate") && text.contains("expandable_segments"), "{text}");
+        assert_eq!(mock::count("cuIpcGetMemHandle"), 0);
+        drop(pool);
+        let memory = device.allocate(8192).expect("memory");
+        let DevicePtr(at) = memory.device();
+        let whole = GpuHandle::of(&device, memory.device(), memory.len()).expect("a handle");
+        let part = GpuHandle::of(&device, DevicePtr(at + 4096), 4096).expect("a handle");
+        assert_eq!((part.offset, part.bytes), (whole.offset + 4096, 4096));
+        assert_eq!((&part.handle, &part.gpu), (&whole.handle, &device.report().pci));
+        let text =
+            GpuHandle::of(&device, memory.device(), 1 << 20).expect_err("too long").to_string();
+        assert!(text.contains("1048576 bytes"), "{text}");
+        drop((memory, device));
+        mock::assert_clean();
+    });
+}
+
+/// A word per stream, whose values grow in the order of the stream.
+#[test]
+fn streams_mark_their_positions() {
+    isolated("memory::streams_mark_their_positions", Level::Full, &[], || {
+        let device = rig::gpu();
+        let pages = Arc::new(EmuDomain::new("marks").alloc(4096).expect("a page"));
+        let host = pages.host().expect("memory of this process");
+        // SAFETY: a new page of zeros, kept by its owner, and read as words only.
+        let marks = unsafe { StreamMarks::new(&device, host, 4096, pages.clone()) }.expect("marks");
+        // SAFETY: inside the page.
+        let word = |at| unsafe { mmio::load_acquire32(host.cast::<u32>().add(at)) };
+        let streams = [(); 2].map(|()| CudaStream::new(&device, None).expect("a stream"));
+        // SAFETY: they live as long as `streams`.
+        let [one, other] = [0, 1].map(|at: usize| unsafe { RawStream::new(streams[at].raw()) });
+        let gate = device.pinned(4096).expect("a page");
+        // SAFETY: the gate is opened before it is freed.
+        unsafe { device.stream_wait(streams[0].raw(), gate.device(), 1, false) }.expect("a wait");
+        assert_eq!(marks.mark(one).expect("a mark"), (0, 1));
+        assert_eq!(marks.mark(other).expect("a mark"), (1, 1));
+        assert_eq!(marks.mark(one).expect("a mark"), (0, 2));
+        until("the stream that waits for nothing is there", || word(1) == 1);
+        assert!(!is_reached(word(0), 1));
+        // SAFETY: a word of the page, which the stream only reads.
+        unsafe { gate.host().cast::<u32>().write_volatile(1) };
+        until("the other one is there", || is_reached(word(0), 2));
+        assert!(is_reached(1, u32::MAX) && !is_reached(u32::MAX, 1), "values wrap");
+        drop((marks, streams, gate, pages, device));
+        mock::assert_clean();
     });
 }
