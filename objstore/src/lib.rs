@@ -280,7 +280,7 @@ pub use plane::{
     Advanced, ClosedPlane, JobDone, KvView, Plane, PlaneDevice, RawRing, StoreEvent, kernel_read,
 };
 pub use pool_layout::PoolLayout;
-pub use registration::{InUse, KvPool};
+pub use registration::{InUse, KvPool, check_layout};
 pub use stats::{
     CodecStats, DURATION_LIMITS_US, DramStats, Durations, Lookups, PlaneStats, StoreStats, Times,
 };

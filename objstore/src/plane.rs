@@ -264,6 +264,20 @@ impl Plane {
         self.while_full(|mover| mover.start(ticket, order))
     }
 
+    /// Same as [`Plane::start`], to or from the same blocks of another pool that was added and has
+    /// as many: memory that the caller lends to one layer after the other. Remove the pool of the
+    /// job ([`Plane::remove_pool`]) before the others.
+    ///
+    /// # Errors
+    /// Same as [`Plane::start`]; [`StoreError::NoSuchPool`], or [`StoreError::Config`] for a pool
+    /// with another number of blocks.
+    pub fn start_at(&self, ticket: Ticket, pool: PoolId) -> Result<(), StoreError> {
+        self.while_full(|mover| {
+            mover.aim(ticket, pool)?;
+            mover.start(ticket, Order::Unordered)
+        })
+    }
+
     /// Repeats `act` while as much is in flight as there may be.
     fn while_full(
         &self,

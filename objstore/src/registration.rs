@@ -52,6 +52,35 @@ impl KvPool {
         shape: &KvShape,
         layout: PoolLayout,
     ) -> Result<Self, RegistrationError> {
+        let pool = Self::of_rows(memory, shape, layout)?;
+        disjoint(&pool.layout, u64::from(shape.object_bytes))?;
+        Ok(pool)
+    }
+
+    /// Registers memory for the objects of `blocks` blocks in one layer at a time: the rows of all
+    /// layers share their places, so no two layers may be in it at once.
+    /// [`KvPool::staging_bytes`] for one buffer is its size.
+    ///
+    /// # Errors
+    /// Same as [`KvPool::new`].
+    pub fn of_layers(
+        memory: Arc<dyn DmaMemory>,
+        offset: u64,
+        shape: &KvShape,
+        blocks: u32,
+    ) -> Result<Self, RegistrationError> {
+        let row_bytes = staging_row_bytes(shape.object_bytes, blocks);
+        let row = |row| offset + u64::from(row % shape.segments.max(1)) * row_bytes;
+        let rows = (0..shape.rows()).map(row).collect();
+        let layout = PoolLayout { rows, block_stride: shape.object_bytes.into(), blocks };
+        Self::of_rows(memory, shape, layout)
+    }
+
+    fn of_rows(
+        memory: Arc<dyn DmaMemory>,
+        shape: &KvShape,
+        layout: PoolLayout,
+    ) -> Result<Self, RegistrationError> {
         let length = row_len(shape, &layout)?;
         let mut row_iova = Vec::with_capacity(layout.rows.len());
         for (row, offset) in layout.rows.iter().map(|row| offset(*row)).enumerate() {
@@ -59,7 +88,6 @@ impl KvPool {
                 .map_err(|source| RegistrationError::Row { row, offset, length, source })?;
             row_iova.push(slice.iova());
         }
-        disjoint(&layout, u64::from(shape.object_bytes))?;
         Ok(Self {
             path: Route::Host,
             memory,
@@ -102,7 +130,6 @@ impl KvPool {
         shape: &KvShape,
         layout: PoolLayout,
     ) -> Result<Self, RegistrationError> {
-        let length = row_len(shape, &layout)?;
         let (_, device, total, owner) = pool.into_parts();
         let device = device.ok_or(RegistrationError::NoDeviceAddress { what: "the pool" })?;
         if staging.device().is_none() {
@@ -111,8 +138,7 @@ impl KvPool {
         if staging.host().is_none() {
             return Err(RegistrationError::NoHostAddress { what: "the staging memory" });
         }
-        check_inside(&layout.rows, length, total)?;
-        disjoint(&layout, u64::from(shape.object_bytes))?;
+        check_layout(shape, &layout, total)?;
         Ok(Self {
             path: Route::Staged,
             memory: staging,
@@ -350,6 +376,19 @@ pub struct InUse {
 /// boundaries, which suits every descriptor.
 pub(crate) fn staging_row_bytes(object_bytes: u32, slots: u32) -> u64 {
     (u64::from(object_bytes) * u64::from(slots)).next_multiple_of(PAGE)
+}
+
+/// Refuses a layout of which an object leaves memory of `bytes` bytes, or shares any with another.
+///
+/// # Errors
+/// Same as [`KvPool::new`].
+pub fn check_layout(
+    shape: &KvShape,
+    layout: &PoolLayout,
+    bytes: usize,
+) -> Result<(), RegistrationError> {
+    check_inside(&layout.rows, row_len(shape, layout)?, bytes)?;
+    disjoint(layout, u64::from(shape.object_bytes))
 }
 
 /// Refuses rows of `length` bytes that leave memory of `total` bytes.

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use nvme_driver::{Clock, ControllerOptions, DmaSpace as _, Nanos};
+use nvme_driver::{
+    Clock, ControllerOptions, DmaMemory, DmaSlice, DmaSpace as _, Nanos, platform::buffer::Buffer,
+};
 use nvme_emu::{EmuConfig, EmuDomain, FaultAction, FaultRule, FaultWhen, SglSupport};
 use objstore::{
     BlockId, BlockKey, Format, KvPool, KvShape, Layer, Namespace, Order, Store, StoreConfig,
@@ -132,6 +134,80 @@ fn what_one_pool_stores_another_one_finds() {
     rig.store.plane().remove_pool(first).unwrap();
     rig.store.plane().remove_pool(second).unwrap();
     rig.store.close().unwrap();
+}
+
+#[test]
+fn layers_take_turns_in_pools_that_have_room_for_one() {
+    for dram in [0, 1 << 20] {
+        let rig = Rig::new(StoreOptions { dram, ..StoreOptions::default() });
+        let plane = rig.store.plane().clone();
+        let mut all = rig.memory();
+        let bytes = KvPool::staging_bytes(&SHAPE, BLOCKS, 1) as usize;
+        let rooms = [(); 2].map(|()| rig.drives.domain.alloc(bytes).unwrap());
+        let pool = |memory: &Arc<dyn DmaMemory>, blocks| {
+            plane.add_pool(KvPool::of_layers(memory.clone(), 0, &SHAPE, blocks).unwrap()).unwrap()
+        };
+        let [first, second] = [0, 1].map(|at: usize| pool(&rooms[at], BLOCKS));
+        let small = pool(&rooms[0], BLOCKS - 1);
+        let (keys, at) = (keys(0..4), blocks(1, 4));
+        keys.iter().zip(&at).for_each(|(key, block)| all.fill(*block, *key, 0));
+        // Copies a layer's objects between a room and the memory of all layers.
+        let row_bytes = bytes / SHAPE.segments as usize;
+        let object = SHAPE.object_bytes as usize;
+        let copy = |all: &mut KvMemory, room: usize, layer: Layer, is_write: bool| {
+            let mut staged = buffer(&rooms[room]);
+            let mut own = buffer(all.pool.memory());
+            for (block, row) in
+                at.iter().flat_map(|at| SHAPE.layer_rows(layer).map(|row| (*at, row)))
+            {
+                let there = (row % SHAPE.segments) as usize * row_bytes + block.0 as usize * object;
+                let here = all.pool.offset(block, objstore::Row(row)).unwrap() as usize;
+                let mut bytes = vec![0; object];
+                if is_write {
+                    own.read(here, &mut bytes).unwrap();
+                    staged.write(there, &bytes).unwrap();
+                } else {
+                    staged.read(there, &mut bytes).unwrap();
+                    own.write(here, &bytes).unwrap();
+                }
+            }
+        };
+        let store = rig.store.with_pool(first);
+        let aim = |layer: Layer| [(0, first), (1, second)][layer.0 as usize % 2];
+        let save = store.allocate(&keys, &at).unwrap();
+        let ticket = save.ticket(Layer(0));
+        let refused = plane.start_at(ticket, small).unwrap_err();
+        assert!(refused.to_string().contains("7 blocks"), "{refused}");
+        for layer in (0..SHAPE.layers).map(Layer) {
+            let (room, pool) = aim(layer);
+            copy(&mut all, room, layer, true);
+            plane.start_at(save.ticket(layer), pool).unwrap();
+            store.wait(save.ticket(layer)).unwrap();
+        }
+        assert_eq!(store.commit(save).unwrap().written, keys.len());
+        at.iter().for_each(|block| all.wipe(*block));
+        // Leftovers in a room must not be taken for what was loaded.
+        rooms.iter().for_each(|room| buffer(room).write(0, &vec![0xEE; bytes]).unwrap());
+        let prefix = store.lookup(&keys).unwrap();
+        let load = store.retrieve(&prefix, &at).unwrap();
+        for layer in (0..SHAPE.layers).map(Layer) {
+            let (room, pool) = aim(layer);
+            plane.start_at(load.ticket(layer), pool).unwrap();
+            store.wait(load.ticket(layer)).unwrap();
+            copy(&mut all, room, layer, false);
+            let mut pairs = keys.iter().zip(&at);
+            assert!(pairs.all(|(key, block)| all.holds(*block, layer, *key, 0)));
+        }
+        drop((load, prefix));
+        for pool in [first, second, small] {
+            plane.remove_pool(pool).unwrap();
+        }
+        rig.store.close().unwrap();
+    }
+}
+
+fn buffer(memory: &Arc<dyn DmaMemory>) -> Buffer {
+    Buffer::new(DmaSlice::whole(memory.clone()).unwrap()).unwrap()
 }
 
 #[test]

@@ -22,6 +22,7 @@ use crate::{
     device::SharedController,
     error::StoreError,
     ids::{JobId, Move, PoolId, Ticket},
+    order::Order,
     registration::KvPool,
     stats::{PlaneStats, Times},
     store::owner::Ownership,
@@ -400,6 +401,20 @@ impl Mover {
         assert!(self.jobs.of_pool(pool).is_empty(), "they were abandoned, and have ended");
         self.copier.remove_pool(pool);
         self.pools.take(pool)
+    }
+
+    /// Moves a layer that is about to start to or from the same blocks of another pool.
+    pub(crate) fn aim(&mut self, ticket: Ticket, pool: PoolId) -> Result<(), StoreError> {
+        let blocks = self.pools.used(pool)?.len();
+        let layers = self.setup.shape.layers;
+        let of = self.check_start(ticket, Order::Unordered)?.copies.pool;
+        let wanted = self.pools.used(of)?.len();
+        if blocks != wanted {
+            let problem = format!("it has {blocks} blocks, and that of the job has {wanted}");
+            return Err(StoreError::Config { field: "pool", problem });
+        }
+        self.jobs.get_mut(ticket.job)?.copies.aim(ticket.layer, layers, pool);
+        Ok(())
     }
 
     /// Refuses blocks that the engine, or the owner of an added pool, does not have.

@@ -316,7 +316,7 @@ impl Mover {
         let Some((map, checksums)) = part.or(of_job) else { return Err(ended) };
         let pool = match buffer.is_some() || job.is_ahead {
             true => self.copier.target(buffer),
-            false => self.pools.target(job.copies.pool),
+            false => self.pools.target(job.copies.pool_of(layer)),
         };
         let pool = pool.ok_or(ended)?;
         let rows = job.rows(&self.setup.shape, layer);

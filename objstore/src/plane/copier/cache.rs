@@ -83,7 +83,7 @@ impl Cpu {
     /// Copies rows of cached blocks to the engine. Returns a block whose bytes do not match its
     /// checksums.
     pub(super) fn serve(&mut self, copies: &Copies, shape: &KvShape, layer: Layer) -> Option<Move> {
-        let engine = self.engines.get_mut(&copies.pool).expect(LATER);
+        let engine = self.engines.get_mut(&copies.pool_of(layer)).expect(LATER);
         let mut hits = copies.hits.with_words(shape.rows() as usize);
         let differs = hits.find(|((entry, at), words)| {
             !engine.copy_from(entry.block, (&self.own, *at), shape.layer_rows(layer), words)
@@ -93,7 +93,7 @@ impl Cpu {
 
     /// Copies a layer to the cache that was read or is being written.
     pub(super) fn fill(&mut self, copies: &Copies, shape: &KvShape, layer: Layer) {
-        let engine = self.engines.get(&copies.pool).expect(LATER);
+        let engine = self.engines.get(&copies.pool_of(layer)).expect(LATER);
         for (entry, at) in &copies.fills.blocks {
             self.own.copy_from(*at, (engine, entry.block), shape.layer_rows(layer), &[]);
         }

@@ -197,8 +197,8 @@ impl Coder {
         at: usize,
         mut cache: Option<&mut Cpu>,
     ) -> Vec<FileId> {
-        let Copies { pool, through, fills, unfit, .. } = copies;
-        let engine = self.engines.get(pool).expect(LATER);
+        let engine = self.engines.get(&copies.pool_of(layer)).expect(LATER);
+        let Copies { through, fills, unfit, .. } = copies;
         let (rows, first) = (self.shape.rows() as usize, at as u32 * self.unit);
         let mut fills = fills.blocks.iter().peekable();
         let mut new = Vec::new();
@@ -252,7 +252,7 @@ impl Coder {
                 if let (Some(to), Some(cache)) = (fill, &mut cache) {
                     cache.own.write(to, Row(row), &self.encoded);
                 }
-                is_whole &= self.deliver(copies.pool, entry.block, Row(row), words);
+                is_whole &= self.deliver(copies.pool_of(layer), entry.block, Row(row), words);
             }
             if !is_whole {
                 damaged.push(*entry);
@@ -269,7 +269,7 @@ impl Coder {
         for ((entry, at), words) in hits {
             for row in self.shape.layer_rows(layer).map(Row) {
                 own.read(*at, row, &mut self.encoded);
-                if !self.deliver(copies.pool, entry.block, row, words) {
+                if !self.deliver(copies.pool_of(layer), entry.block, row, words) {
                     return Some(*entry);
                 }
             }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use gio_uring::{DeviceArray, Uring};
-use kv_catalog::{BlockId, FileId, KvShape};
+use kv_catalog::{BlockId, FileId, KvShape, Layer};
 
 use crate::{
     error::StoreError,
@@ -88,6 +88,8 @@ impl Pairs {
 pub(in crate::plane) struct Copies {
     /// The pool of the engine's blocks.
     pub(in crate::plane) pool: PoolId,
+    /// By layer: the pool in place of it; empty if there is none.
+    pub(super) aimed: Vec<PoolId>,
     /// Blocks that go through bounce buffers or staging memory. With a codec, their checksums.
     pub(in crate::plane) through: Pairs,
     /// Blocks that the DRAM cache has, which no device moves.
@@ -102,6 +104,17 @@ impl Copies {
     /// Creates the copies of a job that reads ahead: its blocks are marked as filled when it ends.
     pub(in crate::plane) fn of_fills(fills: Vec<(Move, BlockId)>) -> Self {
         Self { fills: Pairs { blocks: fills, ..Pairs::default() }, ..Self::default() }
+    }
+
+    /// Moves a layer from now on to or from the blocks of another pool.
+    pub(in crate::plane) fn aim(&mut self, layer: Layer, layers: u32, pool: PoolId) {
+        self.aimed.resize(layers as usize, self.pool);
+        self.aimed[layer.0 as usize] = pool;
+    }
+
+    /// Returns the pool that a layer is moved to or from.
+    pub(in crate::plane) fn pool_of(&self, layer: Layer) -> PoolId {
+        self.aimed.get(layer.0 as usize).copied().unwrap_or(self.pool)
     }
 
     /// Returns the blocks that the DRAM cache has.
