@@ -88,6 +88,7 @@ mod drives;
 mod emulation;
 mod error;
 mod executor;
+mod foreign;
 mod found;
 mod gpu;
 mod held;
@@ -111,7 +112,10 @@ pub mod store_dir;
 mod trial;
 mod watch;
 
-pub use gio_kernels::FileTarget;
+pub use gio_kernels::{
+    FileTarget,
+    cuda::{GpuHandle, StreamMarks, is_reached},
+};
 pub use gio_uring::RawStream;
 
 pub use address::MetricsAddress;
@@ -128,6 +132,7 @@ pub use drives::{
 pub use emulation::{EMU_DEPTH, EMU_QUEUES};
 pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
+pub use foreign::{CopyFence, ForeignGpu};
 pub use found::{KvPrefix, find};
 pub use gpu::{CudaChoice, Gpu};
 pub use held::{Held, clear_edges, edges, namespaces};

@@ -5,6 +5,7 @@
 
 use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
+use gio_kernels::cuda::{CudaDevice, CudaDriver, GpuHandle};
 use nvme_driver::{DevicePtr, DmaSpace, ExternalMemory};
 use objstore::{KvPool, KvShape, PoolLayout};
 
@@ -95,8 +96,18 @@ impl GpuMemory {
         self.ordinal
     }
 
+    /// Returns what names the memory to another process, and the GPU.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Cuda`], also if CUDA cannot share it.
+    pub fn share(&self) -> Result<(GpuHandle, Arc<CudaDevice>), StackError> {
+        let device = CudaDriver::load()?.device(self.ordinal)?;
+        Ok((GpuHandle::of(&device, self.base, self.bytes)?, device))
+    }
+
     /// Returns the first byte.
-    pub(crate) fn base(&self) -> DevicePtr {
+    #[must_use]
+    pub fn base(&self) -> DevicePtr {
         self.base
     }
 

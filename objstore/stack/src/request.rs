@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kv_schedule::Flow;
 use objstore::{
-    BlockId, BlockKey, Committed, JobId, Layer, LayerDone, LoadRequest, Order, Prefix, Reservation,
-    Store, StoreError, StoreRequest, Ticket, Transfer,
+    BlockId, BlockKey, Committed, JobId, Layer, LayerDone, LoadRequest, Order, PoolId, Prefix,
+    Reservation, Store, StoreError, StoreRequest, Ticket, Transfer,
 };
 
 use crate::{error::StackError, found::find, own::Process};
@@ -166,6 +166,14 @@ impl Request {
     pub fn start(&self, layer: Layer) -> Result<(), StackError> {
         self.store.start(self.transfer(layer)?, layer, Order::Unordered)?;
         Ok(())
+    }
+
+    /// Same as [`Request::start`], at the same blocks of another pool.
+    ///
+    /// # Errors
+    /// Same as [`objstore::Plane::start_at`].
+    pub fn start_at(&self, layer: Layer, pool: PoolId) -> Result<(), StackError> {
+        Ok(self.store.plane().start_at(self.ticket(layer)?, pool)?)
     }
 
     /// Waits for a started layer. On return, no device uses the layer's blocks.

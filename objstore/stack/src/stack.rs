@@ -139,6 +139,40 @@ impl Stack {
         Ok(self.store.plane().add_pool(pool)?)
     }
 
+    /// Adds pools of `blocks` blocks in memory of this process, one behind the other, each for one
+    /// layer at a time ([`objstore::Plane::start_at`]). Remove the first one first.
+    ///
+    /// # Errors
+    /// Same as [`Stack::add_pool`].
+    pub fn add_layers(
+        &self,
+        memory: &EngineMemory,
+        blocks: u32,
+        count: u32,
+    ) -> Result<Vec<PoolId>, StackError> {
+        let Below { space, unit, .. } = self.below();
+        let (shape, plane) = (self.store.shape(), self.store.plane());
+        let (object, unit) = (u64::from(shape.object_bytes), *unit);
+        if !object.is_multiple_of(unit) {
+            let problem = format!("objects of {object} bytes are no multiples of {unit} bytes");
+            return Err(StackError::Config { field: "pool", problem });
+        }
+        let (pages, head) = pool::whole_pages(memory.external());
+        let (mapped, bytes) = (space.import(pages)?, KvPool::staging_bytes(shape, blocks, 1));
+        let mut added = Vec::new();
+        for at in 0..u64::from(count) {
+            let pool = KvPool::of_layers(mapped.clone(), head as u64 + at * bytes, shape, blocks);
+            match pool.map_err(StackError::from).and_then(|pool| Ok(plane.add_pool(pool)?)) {
+                Ok(id) => added.push(id),
+                Err(error) => {
+                    added.into_iter().try_for_each(|id| plane.remove_pool(id).map(drop))?;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(added)
+    }
+
     /// Writes a block of a pool in host memory: the objects of all rows, one after the other.
     ///
     /// # Errors
