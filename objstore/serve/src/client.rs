@@ -2,6 +2,7 @@
 
 mod begin;
 mod calls;
+mod gpu;
 mod request;
 
 use std::{
@@ -19,7 +20,7 @@ use std::{
 };
 
 use objstore::{BlockId, KvShape, Row};
-use ripieno_stack::{PoolLayout, StackError, http};
+use ripieno_stack::{GpuMemory, PoolLayout, StackError, http};
 use rustix::net::RecvFlags;
 
 use crate::{
@@ -30,6 +31,7 @@ use crate::{
 
 use calls::Space;
 pub use calls::SpaceId;
+use gpu::OnGpu;
 pub use request::{Prefix, Request, Reservation};
 
 /// Time for an answer: longer than the server's own limits for a transfer.
@@ -82,8 +84,15 @@ struct Inner {
 #[derive(Debug)]
 struct Pool {
     layout: PoolLayout,
-    file: OwnedFd,
-    memory: Mapping,
+    memory: Memory,
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// Shared with the server.
+    Host(OwnedFd, Mapping),
+    /// GPU memory, which the server maps.
+    Gpu(OnGpu),
 }
 
 /// The connections of a session. The first one must live as long as the session.
@@ -133,8 +142,9 @@ impl Client {
         bytes: u64,
     ) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Memory { bytes, source };
-        let (file, memory) = memory::make(bytes).map_err(failed)?;
-        Self::first(path.into(), shape, None, Some(Pool { layout, file, memory }))
+        let (file, mapping) = memory::make(bytes).map_err(failed)?;
+        let memory = Memory::Host(file, mapping);
+        Self::first(path.into(), shape, None, Some(Pool { layout, memory }))
     }
 
     /// Connects as a part of an engine, if it has several. `pool`: the layout of blocks in shared
@@ -150,11 +160,29 @@ impl Client {
         pool: Option<(PoolLayout, OwnedFd)>,
     ) -> Result<Self, ServeError> {
         let pool = pool.map(|(layout, file)| {
-            let memory = memory::take(&file, u64::MAX);
-            memory.map(|memory| Pool { layout, file, memory })
+            let mapping = memory::take(&file, u64::MAX)?;
+            Ok(Pool { layout, memory: Memory::Host(file, mapping) })
         });
         let pool = pool.transpose().map_err(|why| ServeError::Unshared { why })?;
         Self::first(path.into(), shape, member, pool)
+    }
+
+    /// Same as [`Client::join`], with blocks in memory of a GPU that the server reaches as well: it
+    /// maps the memory. [`Request::start_after`] orders a layer with a stream; a start without a
+    /// stream, or by [`Client::load`] and [`Client::save`], is for blocks that no kernel uses.
+    ///
+    /// # Errors
+    /// Same as [`Client::connect`]; [`ServeError::Stack`] if CUDA cannot share the memory, and
+    /// [`ServeError::Unshared`] if the server's end could not be noticed.
+    pub fn join_gpu(
+        path: impl Into<PathBuf>,
+        shape: KvShape,
+        member: Option<Member>,
+        layout: PoolLayout,
+        memory: GpuMemory,
+    ) -> Result<Self, ServeError> {
+        let memory = Memory::Gpu(OnGpu::new(memory)?);
+        Self::first(path.into(), shape, member, Some(Pool { layout, memory }))
     }
 
     /// Ends the session: waits for calls in progress, and until nothing accesses the memory.
@@ -211,12 +239,13 @@ impl Client {
     }
 
     /// Returns the memory of the blocks, for an engine that computes in it: its first byte, and its
-    /// length in bytes. It lives as long as the last clone of this client. Between the start of a
-    /// layer and the end of a wait for it, the devices may access its blocks.
+    /// length in bytes, 0 if it is on a GPU. It lives as long as the last clone of this client.
+    /// Between the start of a layer and the end of a wait for it, the devices may access its
+    /// blocks.
     #[must_use]
     pub fn memory(&self) -> (NonNull<u8>, usize) {
-        let memory = self.inner.pool.as_ref().map(|pool| &pool.memory);
-        memory.map_or((NonNull::dangling(), 0), |memory| (memory.base(), memory.len()))
+        let mapping = self.inner.pool.as_ref().and_then(Pool::mapping);
+        mapping.map_or((NonNull::dangling(), 0), |memory| (memory.base(), memory.len()))
     }
 
     /// Returns an error unless objects are whole pages of the memory, which can be replaced: then
@@ -226,7 +255,10 @@ impl Client {
     /// Returns [`ServeError::Argument`].
     pub fn check_pages(&self) -> Result<(), ServeError> {
         let page = rustix::param::page_size() as u64;
-        let Some(Pool { layout, .. }) = &self.inner.pool else { return Ok(()) };
+        // Of a GPU, the end of the server's process is waited for.
+        let Some(Pool { layout, memory: Memory::Host(..) }) = &self.inner.pool else {
+            return Ok(());
+        };
         let sizes = [u64::from(self.inner.shape.object_bytes), layout.block_stride];
         match sizes.iter().chain(&layout.rows).find(|at| !at.is_multiple_of(page)) {
             Some(given) => {
@@ -237,7 +269,7 @@ impl Client {
         }
     }
 
-    /// Writes a block: the objects of all rows, one after the other.
+    /// Writes a block in host memory: the objects of all rows, one after the other.
     ///
     /// # Errors
     /// Returns [`ServeError::Argument`] for a block that is not there, or another length.
@@ -246,7 +278,9 @@ impl Client {
         let objects = bytes.chunks_exact(self.inner.shape.object_bytes as usize);
         for (row, object) in (0..).map(Row).zip(objects) {
             let pool = self.inner.pool.as_ref();
-            let written = |pool: &Pool| pool.memory.write(pool.offset(block, row), object);
+            let written = |pool: &Pool| {
+                pool.mapping().is_some_and(|mapping| mapping.write(pool.offset(block, row), object))
+            };
             self.inside(pool.is_some_and(written), block)?;
         }
         Ok(())
@@ -262,23 +296,31 @@ impl Client {
         let objects = bytes.chunks_exact_mut(self.inner.shape.object_bytes as usize);
         for (row, object) in (0..).map(Row).zip(objects) {
             let pool = self.inner.pool.as_ref();
-            let read = |pool: &Pool| pool.memory.read(pool.offset(block, row), object);
+            let read = |pool: &Pool| {
+                let mut into = |mapping: &Mapping| mapping.read(pool.offset(block, row), object);
+                pool.mapping().is_some_and(&mut into)
+            };
             self.inside(pool.is_some_and(read), block)?;
         }
         Ok(bytes)
     }
 
     /// Gives layers of blocks new pages, of zeros: what the kernel still reads into the old ones
-    /// for a server that has died reaches nobody.
+    /// for a server that has died reaches nobody. Of a GPU's memory, waits until the server's
+    /// process has ended, and the driver has ended its copies.
     fn discard(&self, blocks: &[BlockId], layers: &BTreeSet<u32>) -> Result<(), ServeError> {
         let Some(pool) = &self.inner.pool else { return Ok(()) };
+        let file = match &pool.memory {
+            Memory::Host(file, _) => file,
+            Memory::Gpu(on_gpu) => return on_gpu.until_server_ended(self.left()),
+        };
         let KvShape { segments, object_bytes, .. } = self.inner.shape;
         let bytes = u64::from(object_bytes);
         for block in blocks {
             let rows = layers.iter().flat_map(|layer| layer * segments..(layer + 1) * segments);
             for row in rows.map(Row) {
                 let at = pool.offset(*block, row) as u64;
-                memory::discard(&pool.file, at, bytes)
+                memory::discard(file, at, bytes)
                     .map_err(|source| ServeError::Memory { bytes, source })?;
             }
         }
@@ -409,6 +451,14 @@ impl Links {
 }
 
 impl Pool {
+    /// Returns the memory of the blocks, if it is of this process.
+    fn mapping(&self) -> Option<&Mapping> {
+        match &self.memory {
+            Memory::Host(_, mapping) => Some(mapping),
+            Memory::Gpu(_) => None,
+        }
+    }
+
     fn offset(&self, block: BlockId, row: Row) -> usize {
         let PoolLayout { rows, block_stride, .. } = &self.layout;
         let base = rows.get(row.0 as usize).copied().unwrap_or(u64::MAX);

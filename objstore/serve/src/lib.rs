@@ -8,12 +8,15 @@
 //! - [`protocol`]: the messages on a stream socket. One answer for each call, also about several
 //!   layers.
 //! - [`Server`]: a thread for each connection; checks the user by the credentials of the socket.
-//! - `session.rs`: a client's pool, and what the numbers that it may use stand for.
+//! - `session.rs`: a client's pool, and what the numbers that it may use stand for; `moving.rs`:
+//!   its requests.
 //! - `engine.rs`: what the clients of an engine of several processes share.
 //! - `account.rs`: what a user takes by all of its clients, and how much that may be (`settings.rs`
 //!   has its share); `limit.rs`: its bandwidth, if it has a limit. Others share the devices in the
 //!   order of their calls, or equally if the plane has a pacer.
 //! - `memory.rs`: shared memory (memfd), sealed against shrinking.
+//! - `gpu.rs`: a client's pool on a GPU: its layers go through memory of the server, in the order
+//!   of the client's streams.
 //! - [`Client`]: any number of threads, each call on a connection of its own; also the scheduler or
 //!   a rank of an engine of several processes, which exchange plain data: a *place* names a block
 //!   of a [`Prefix`] or [`Reservation`]. A [`Request`] moves blocks. [`RemoteStore`] is a client's
@@ -33,7 +36,8 @@
 //! - A client's session ends with its first connection, whatever ends that: then its transfers have
 //!   ended, uncommitted files are free, references are released, and only then is its memory
 //!   unmapped.
-//! - An access of the server to a client's memory never fails: the memory cannot shrink.
+//! - An access of the server to a client's memory never fails: the memory cannot shrink. Of a GPU's
+//!   memory, it ends before the memory is unmapped, and none begins once the session has ended.
 //! - A call that is refused changes nothing, is counted, and logged (at most 100 of a
 //!   connection, and 600 a minute).
 //! - Blocks that a commit has returned for survive the server's death; of a [`Reservation`], those
@@ -48,8 +52,10 @@
 //! # Not implemented
 //! - *Trusted* clients, which ring doorbells themselves: only the mediated class is there. A client
 //!   with a device of its own has a store of its own, and needs no server.
-//! - GPU memory of a client, and streams. Prefetching is a request of control only: clients
-//!   announce neither requests nor steps (see docs/adr/0016-served-engines.md).
+//! - A client's stream that waits for a layer on a GPU: a thread does. Copies between that memory
+//!   and the devices without the server's.
+//! - Prefetching is a request of control only: clients announce neither requests nor steps (see
+//!   docs/adr/0016-served-engines.md).
 //! - A protocol that is stable: server and client are of one version.
 //! - Protection of blocks from clients of the same namespace: a client that knows a namespace can
 //!   remove a block, and store wrong bytes under any key.
@@ -59,8 +65,10 @@ mod client;
 pub mod control;
 mod engine;
 mod error;
+mod gpu;
 mod limit;
 mod memory;
+mod moving;
 mod peer;
 pub mod protocol;
 mod refusal;

@@ -10,6 +10,7 @@ use std::{
     sync::Arc,
 };
 
+use nvme_driver::platform::mmio;
 use ripieno_stack::EngineMemory;
 use rustix::{
     fs::{FallocateFlags, MemfdFlags, SealFlags},
@@ -82,6 +83,15 @@ impl Mapping {
             unsafe { self.base.add(at).copy_to_nonoverlapping(to, into.len()) };
         }
         fits
+    }
+
+    /// Returns a word that another process, or its GPU, may write; `None` beyond the end.
+    pub(crate) fn word(&self, at: u32) -> Option<u32> {
+        let offset = at as usize * size_of::<u32>();
+        // SAFETY: inside the mapping and aligned, because that begins at a page; it is written by
+        // whole words.
+        self.has(offset, size_of::<u32>())
+            .then(|| unsafe { mmio::load_acquire32(self.base.add(offset).cast()) })
     }
 
     fn has(&self, at: usize, bytes: usize) -> bool {

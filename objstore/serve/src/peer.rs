@@ -10,6 +10,8 @@ use std::{
     os::{fd::AsRawFd as _, unix::net::UnixStream},
 };
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+
 /// User and process of a client, when it connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Peer {
@@ -38,6 +40,12 @@ impl Peer {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// Returns true if the other end sends nothing more.
+pub(crate) fn is_cut(stream: &UnixStream) -> bool {
+    let mut ready = [PollFd::new(stream, PollFlags::RDHUP)];
+    rustix::event::poll(&mut ready, Some(&Timespec::default())).is_ok_and(|cut| cut > 0)
 }
 
 #[cfg(test)]

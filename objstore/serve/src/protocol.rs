@@ -29,12 +29,45 @@ use serde::{
 use crate::error::RefusalKind;
 
 /// Version of the messages. Client and server must have the same.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Bytes of a message, at most: fewer keys than a place has positions.
 pub const MESSAGE_BYTES_MAX: usize = 2 << 20;
 
 /// Connections of a client, at most, besides its first one.
 pub const CONNECTIONS_MAX: usize = 16;
+
+/// The memory of a client's blocks. A file comes with it: shared memory that has the blocks, or, if
+/// they are on a GPU, the words of [`Mark`]s.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ClientPool {
+    /// The blocks' offsets in the memory.
+    pub layout: PoolLayout,
+    /// The GPU memory that has the blocks; `None`: the file has them.
+    pub gpu: Option<GpuRange>,
+}
+
+/// A range of a client's GPU memory: the fields of [`ripieno_stack::GpuHandle`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct GpuRange {
+    /// PCI address of the GPU.
+    pub gpu: String,
+    /// CUDA's handle of an allocation.
+    pub handle: Bytes,
+    /// Offset of the range in it, in bytes.
+    pub offset: u64,
+    /// Bytes of the range.
+    pub bytes: u64,
+}
+
+/// A point of a stream: it is reached when a word of the client's file has a value, or has passed
+/// it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The number of the word.
+    pub word: u32,
+    /// The value.
+    pub value: u32,
+}
 
 /// A call of a client.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -44,8 +77,8 @@ pub enum Call {
     Hello {
         /// [`VERSION`].
         version: u32,
-        /// Layout of the pool, whose memory comes with this message; `None`: a scheduler's.
-        pool: Option<PoolLayout>,
+        /// The client's pool, with whose file this message comes; `None`: a scheduler's.
+        pool: Option<ClientPool>,
         /// The client's earlier session, which ends first, if it has not.
         after: Option<Bytes>,
         /// The part of an engine that the client is, if the engine has several processes.
@@ -91,6 +124,8 @@ pub enum Call {
         request: u64,
         /// The layers.
         layers: Range<u32>,
+        /// The point of a stream of the client that they come after, if its pool is on a GPU.
+        after: Option<Mark>,
     },
     /// Waits for layers, in this order. Answer: [`Answer::Number`], the layers that have ended:
     /// same as for [`Call::Start`].

@@ -18,7 +18,7 @@ use std::{
 };
 
 use objstore::{NewPin, StoreError};
-use ripieno_stack::{PoolLayout, SocketFile, Stack, StackError, http};
+use ripieno_stack::{SocketFile, Stack, StackError, http};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     net::RecvFlags,
@@ -34,8 +34,8 @@ use crate::{
     },
     engine::{self, Engine, EngineKey, Joined},
     error::{RefusalKind, ServeError, listen_hint},
-    peer::Peer,
-    protocol::{self, Answer, Bytes, Call, Member, Received, VERSION},
+    peer::{Peer, is_cut},
+    protocol::{self, Answer, Bytes, Call, ClientPool, Member, Received, VERSION},
     refusal::Refusal,
     session::{Arrival, Session},
     shared::{ServerOptions, Shared},
@@ -216,12 +216,6 @@ fn is_http(stream: &UnixStream) -> bool {
     false
 }
 
-/// Returns true if the other end sends nothing more.
-fn is_cut(stream: &UnixStream) -> bool {
-    let mut ready = [PollFd::new(stream, PollFlags::RDHUP)];
-    rustix::event::poll(&mut ready, Some(&Timespec::default())).is_ok_and(|cut| cut > 0)
-}
-
 impl Shared {
     /// Starts a thread for a connection, unless its user is refused.
     fn accept(self: &Arc<Self>, stream: UnixStream) -> io::Result<Option<JoinHandle<()>>> {
@@ -364,7 +358,7 @@ impl Connection<'_> {
         match call {
             Call::Hello { version: VERSION, pool, after, member } => {
                 match self.replace(after.as_ref()) {
-                    true => self.begin(pool.map(|layout| (layout, file)), member),
+                    true => self.begin(pool.map(|pool| (pool, file)), member),
                     false => {
                         let why = "the client's earlier session has transfers that do not end";
                         self.refuse(Refusal::new(RefusalKind::Limit, why))
@@ -437,7 +431,7 @@ impl Connection<'_> {
     /// Begins a session on this connection, serves it, and ends it.
     fn begin(
         &self,
-        pool: Option<(PoolLayout, Option<OwnedFd>)>,
+        pool: Option<(ClientPool, Option<OwnedFd>)>,
         member: Option<Member>,
     ) -> io::Result<()> {
         let engine = match self.join(member.as_ref()) {
@@ -497,7 +491,7 @@ impl Connection<'_> {
 
     fn serve_session(
         &self,
-        pool: Option<(PoolLayout, Option<OwnedFd>)>,
+        pool: Option<(ClientPool, Option<OwnedFd>)>,
         member: Option<Member>,
         engine: Arc<Engine>,
     ) -> io::Result<()> {
@@ -515,7 +509,8 @@ impl Connection<'_> {
             false => {
                 let account = self.shared.account(self.peer.uid);
                 let (number, peer, token) = (self.number, self.peer, token.clone());
-                let arrival = Arrival { number, peer, token, member, engine, pool, account };
+                let first = self.stream.try_clone()?;
+                let arrival = Arrival { number, peer, token, member, engine, pool, account, first };
                 Session::begin(stack, arrival, settings.pool_bytes_max)
             }
         };
@@ -536,7 +531,7 @@ impl Connection<'_> {
         tracing::info!(uid, pid, "a client has come");
         let shape = *stack.store().shape();
         let paced = stack.store().plane().with_scheduler(|_| ());
-        let is_paced = paced.is_ok_and(|paced| paced.is_some());
+        let is_paced = paced.is_ok_and(|paced| paced.is_some()) && !session.is_on_gpu();
         let welcome = Answer::Welcome { session: token, shape, is_paced };
         let welcomed = protocol::send(self.stream, &welcome, None);
         let served = welcomed.and_then(|()| self.answer_all(&session));

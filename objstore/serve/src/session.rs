@@ -16,18 +16,20 @@ use std::{
 
 use gio_uring::IoStatus;
 use objstore::{
-    BlockId, JobId, Layer, Namespace, NamespaceId, PinAnswer, PoolId, Store, StoreError,
+    BlockId, Direction, JobId, Layer, Namespace, NamespaceId, PinAnswer, PoolId, Store, StoreError,
 };
-use ripieno_stack::{PoolLayout, Request, Stack};
+use ripieno_stack::{Request, Stack};
 
 use crate::{
-    account::{Account, Charge, Held, Resource, request_bytes},
+    account::{Account, Charge, Resource, request_bytes},
     control::SessionStatus,
     engine::{Engine, Grant},
     error::RefusalKind,
-    memory::{self, Mapping},
+    gpu::Lane,
+    memory,
+    moving::{Moving, OnGpu, Taken},
     peer::Peer,
-    protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, Ended, Keys, Member},
+    protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, ClientPool, Ended, Keys, Mark, Member},
     refusal::Refusal,
 };
 
@@ -41,25 +43,16 @@ const TURN_MAX: Duration = Duration::from_secs(5);
 /// last layer, it is less than a client waits for an answer.
 const LAYERS_TIME: Duration = Duration::from_secs(20);
 
-/// The pool of a client. The memory outlives its registration.
+/// The pool of a client, whose memory lives as long as it is registered.
 #[derive(Debug)]
 struct Pool {
-    id: PoolId,
+    /// Those of the plane; the first one is that of its requests.
+    ids: Vec<PoolId>,
     blocks: u32,
-    memory: Arc<Mapping>,
+    bytes: u64,
+    /// The lane that copies its layers, if it is on a GPU.
+    lane: Option<Lane>,
 }
-
-/// A request, and the blocks that it moves.
-#[derive(Debug)]
-struct Moving {
-    request: Request,
-    blocks: u32,
-    /// Last: given back when the request has ended.
-    taken: Taken,
-}
-
-/// The files that a request holds, those of its prefix or reservation, and memory for its tables.
-type Taken = (Arc<Held>, Charge);
 
 /// Things that a client held that has made no call for a time. Their drop waits for layers in
 /// flight.
@@ -108,8 +101,10 @@ pub(crate) struct Arrival {
     pub(crate) token: Bytes,
     pub(crate) member: Option<Member>,
     pub(crate) engine: Arc<Engine>,
-    pub(crate) pool: Option<(PoolLayout, Option<OwnedFd>)>,
+    pub(crate) pool: Option<(ClientPool, Option<OwnedFd>)>,
     pub(crate) account: Arc<Account>,
+    /// Its first connection.
+    pub(crate) first: UnixStream,
 }
 
 /// A call in progress.
@@ -129,18 +124,30 @@ impl Session {
         arrival: Arrival,
         pool_bytes_max: u64,
     ) -> Result<Self, Refusal> {
-        let Arrival { number, peer, token, member, engine, pool, account } = arrival;
+        let Arrival { number, peer, token, member, engine, pool, account, first } = arrival;
         let client = Some(account.take(Resource::Clients, 1)?);
         let mut store = stack.store().clone();
         let mut own = None;
-        if let Some((layout, file)) = pool {
+        if let Some((ClientPool { layout, gpu }, file)) = pool {
             let none = || Refusal::argument("no memory came with the pool's layout");
             let file = file.ok_or_else(none)?;
-            let memory = memory::take(&file, pool_bytes_max).map_err(Refusal::argument)?;
-            let memory = Arc::new(memory);
-            let id = stack.add_pool(&memory::engine(memory.clone()), &layout)?;
-            store = store.with_pool(id);
-            own = Some(Pool { id, blocks: layout.blocks, memory });
+            let mapping = memory::take(&file, pool_bytes_max).map_err(Refusal::argument)?;
+            let blocks = layout.blocks;
+            let pool = match gpu {
+                None => {
+                    let bytes = mapping.len() as u64;
+                    let id = stack.add_pool(&memory::engine(Arc::new(mapping)), &layout)?;
+                    Pool { ids: vec![id], blocks, bytes, lane: None }
+                }
+                Some(gpu) => {
+                    let bytes = gpu.bytes;
+                    let (lane, ids) =
+                        Lane::open(stack, (layout, &gpu), mapping, pool_bytes_max, first)?;
+                    Pool { ids, blocks, bytes, lane: Some(lane) }
+                }
+            };
+            store = store.with_pool(pool.ids[0]);
+            own = Some(pool);
         }
         let tables = Mutex::new(Tables { client, ..Tables::default() });
         Ok(Self { number, peer, token, member, engine, store, pool: own, account, tables })
@@ -208,19 +215,31 @@ impl Session {
             // A connection that is closed already needs no more.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
+        // No layer is copied any more.
+        self.lane().into_iter().for_each(Lane::close);
         // Requests wait for their layers in flight, and free uncommitted files.
         drop((requests, namespaces));
         self.engine.leave(self.number);
         self.store.end_pins(None, Some(self.number));
         // A call that is in progress on another connection may have a request left.
-        self.pool
-            .as_ref()
-            .map_or(Ok(()), |pool| self.store.plane().remove_pool(pool.id).map(|_| ()))
+        let ids = self.pool.iter().flat_map(|pool| &pool.ids);
+        ids.copied().try_for_each(|id| self.store.plane().remove_pool(id).map(drop))
+    }
+
+    /// Returns what copies the client's layers, if its pool is on a GPU.
+    fn lane(&self) -> Option<&Lane> {
+        self.pool.as_ref()?.lane.as_ref()
+    }
+
+    /// Returns true if the client's pool is on a GPU: its layers are moved in the order of its
+    /// calls and streams.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.lane().is_some()
     }
 
     /// Returns the state; `None` for a client that only controls.
     pub(crate) fn status(&self) -> Option<SessionStatus> {
-        let pool_bytes = self.pool.as_ref().map(|pool| pool.memory.len() as u64);
+        let pool_bytes = self.pool.as_ref().map(|pool| pool.bytes);
         let (prefixes, reservations) = self.engine.held(self.number);
         (pool_bytes.is_some() || self.member.is_some()).then(|| SessionStatus {
             uid: self.peer.uid,
@@ -247,7 +266,7 @@ impl Session {
             Call::Fill { reservation, positions, blocks, layers } => {
                 self.fill(reservation, &positions, &blocks, layers)
             }
-            Call::Start { request, layers } => self.start(request, layers),
+            Call::Start { request, layers, after } => self.start(request, layers, after),
             Call::Wait { request, layers } => self.wait(request, layers),
             Call::Poll { request, layer } => self.poll(request, Layer(layer)),
             Call::Hurry { request } => self.hurry(request),
@@ -397,8 +416,9 @@ impl Session {
         let prefix = own.ok_or_else(|| self.engine.unknown("prefix", prefix))?;
         let (blocks, memory) = (self.blocks(blocks)?, self.memory(blocks)?);
         let positions: Vec<usize> = positions.iter().map(|at| *at as usize).collect();
-        let request = Request::retrieve_at(&self.store, prefix, &positions, &blocks)?;
-        self.requested(request, blocks.len(), (held, memory), layers)
+        let of_plane = self.of_plane(&blocks, true)?;
+        let request = Request::retrieve_at(&self.store, prefix, &positions, &of_plane)?;
+        self.requested(request, (Direction::Read, blocks), (held, memory), layers)
     }
 
     /// Takes memory for the tables of a request.
@@ -426,8 +446,17 @@ impl Session {
         let pairs = positions.iter().copied().zip(blocks);
         let (positions, blocks): (Vec<u32>, Vec<BlockId>) =
             pairs.filter(|(at, _)| own.has(*at as usize)).unzip();
-        let request = Request::fill(&self.store, own, &positions, &blocks)?;
-        self.requested(request, blocks.len(), (held, memory), layers)
+        let of_plane = self.of_plane(&blocks, false)?;
+        let request = Request::fill(&self.store, own, &positions, &of_plane)?;
+        self.requested(request, (Direction::Write, blocks), (held, memory), layers)
+    }
+
+    /// Returns the plane's blocks for a request: the client's, or those that its are copied to.
+    fn of_plane(&self, blocks: &[BlockId], are_alone: bool) -> Result<Vec<BlockId>, Refusal> {
+        match self.lane() {
+            Some(lane) => lane.slots(blocks, are_alone),
+            None => Ok(blocks.to_vec()),
+        }
     }
 
     /// Keeps a request, and starts its first layers. The client learns its number in any case: what
@@ -435,13 +464,20 @@ impl Session {
     fn requested(
         &self,
         request: Request,
-        blocks: usize,
+        (direction, blocks): (Direction, Vec<BlockId>),
         taken: Taken,
         layers: u32,
     ) -> Result<Answer, Refusal> {
-        let moving = Arc::new(Moving { request, blocks: blocks as u32, taken });
+        let count = blocks.len() as u32;
+        let on_gpu = OnGpu::new(direction, blocks, self.store.shape().layers);
+        let moving = Arc::new(Moving { request, on_gpu, blocks: count, taken });
         let request = self.keep(moving.clone())?;
-        let started = self.each(0..layers, |layer| self.start_layer(&moving, layer));
+        if self.is_on_gpu() {
+            // It waits for its copies, which no scheduler knows. The client has to learn the
+            // number; if the plane has failed, its next call says so.
+            let _ = moving.request.hurry();
+        }
+        let started = self.each(0..layers, |layer| self.start_layer(&moving, layer, None));
         Ok(Answer::Request { request, started: started.unwrap_or(0) })
     }
 
@@ -478,7 +514,7 @@ impl Session {
 
     /// Takes requests out of the table: all of them, or none if another call uses one. Each has
     /// with it what it has taken, to be given back when it has ended.
-    fn take(&self, numbers: &[u64]) -> Result<Vec<(Request, Taken)>, Refusal> {
+    fn take(&self, numbers: &[u64]) -> Result<Vec<(Request, Option<StoreError>, Taken)>, Refusal> {
         let requests = &mut self.tables().requests;
         let mut known = HashSet::new();
         for number in numbers {
@@ -491,7 +527,8 @@ impl Session {
         }
         let taken = numbers.iter().filter_map(|number| requests.remove(number));
         let taken = taken.filter_map(Arc::into_inner);
-        Ok(taken.map(|moving| (moving.request, moving.taken)).collect())
+        let parts = |Moving { request, on_gpu, taken, .. }| (request, on_gpu.failure(), taken);
+        Ok(taken.map(parts).collect())
     }
 
     /// Acts on layers in their order. Returns how many there are before the first that is refused,
@@ -515,14 +552,30 @@ impl Session {
         Ok(done)
     }
 
-    fn start(&self, request: u64, layers: Range<u32>) -> Result<Answer, Refusal> {
+    fn start(
+        &self,
+        request: u64,
+        layers: Range<u32>,
+        after: Option<Mark>,
+    ) -> Result<Answer, Refusal> {
         let moving = self.request(request)?;
-        self.each(layers, |layer| self.start_layer(&moving, layer)).map(Answer::Number)
+        self.each(layers, |layer| self.start_layer(&moving, layer, after)).map(Answer::Number)
     }
 
-    fn start_layer(&self, moving: &Moving, layer: Layer) -> Result<(), Refusal> {
+    fn start_layer(
+        &self,
+        moving: &Arc<Moving>,
+        layer: Layer,
+        after: Option<Mark>,
+    ) -> Result<(), Refusal> {
         self.wait_for_turn(moving.blocks)?;
-        Ok(moving.request.start(layer)?)
+        match (self.lane(), after) {
+            (Some(lane), _) => lane.start(moving, layer, after),
+            (None, None) => Ok(moving.request.start(layer)?),
+            (None, Some(_)) => {
+                Err(Refusal::argument("the client's pool is in host memory, which has no streams"))
+            }
+        }
     }
 
     /// Waits until a client of a user with a limit may move another layer.
@@ -547,13 +600,20 @@ impl Session {
 
     fn wait(&self, request: u64, layers: Range<u32>) -> Result<Answer, Refusal> {
         let moving = self.request(request)?;
-        let waited = self.each(layers, |layer| Ok(moving.request.wait(layer).map(drop)?));
+        let waited = self.each(layers, |layer| match self.lane() {
+            Some(lane) => lane.wait(&moving, layer),
+            None => Ok(moving.request.wait(layer).map(drop)?),
+        });
         waited.map(Answer::Number)
     }
 
     fn poll(&self, request: u64, layer: Layer) -> Result<Answer, Refusal> {
-        let done = self.request(request)?.request.poll(layer)?;
-        Ok(Answer::Number(u32::from(done.is_some())))
+        let moving = self.request(request)?;
+        let is_done = match self.lane() {
+            Some(lane) => lane.poll(&moving, layer)?,
+            None => moving.request.poll(layer)?.is_some(),
+        };
+        Ok(Answer::Number(u32::from(is_done)))
     }
 
     fn hurry(&self, request: u64) -> Result<Answer, Refusal> {
@@ -578,11 +638,30 @@ impl Session {
 
     /// Ends requests, and returns the failure of each.
     fn end_all(&self, numbers: &[u64]) -> Result<Vec<Option<StoreError>>, Refusal> {
-        let (requests, _taken): (Vec<Request>, Vec<Taken>) =
-            self.take(numbers)?.into_iter().unzip();
+        self.settle(numbers, false)?;
+        let (mut requests, mut failures, mut taken) = (Vec::new(), Vec::new(), Vec::new());
+        for (request, failure, held) in self.take(numbers)? {
+            requests.push(request);
+            failures.push(failure);
+            taken.push(held);
+        }
         // The client waits, and not for long.
         requests.iter().try_for_each(Request::hurry)?;
-        Ok(Request::end_all(requests)?)
+        let ended = Request::end_all(requests)?;
+        // A device's failure names the block. Else, a layer that was not copied has not started.
+        let first = |(copy, devices): (Option<_>, _)| match devices {
+            Some(StoreError::Transfer { .. }) => devices,
+            _ => copy.or(devices),
+        };
+        Ok(failures.into_iter().zip(ended).map(first).collect())
+    }
+
+    /// Waits until no layer of these requests is copied. `are_left`: those that wait for a stream
+    /// are not moved any more.
+    fn settle(&self, numbers: &[u64], are_left: bool) -> Result<(), Refusal> {
+        let Some(lane) = self.lane() else { return Ok(()) };
+        let found = numbers.iter().filter_map(|number| self.request(*number).ok());
+        found.into_iter().try_for_each(|moving| lane.settle(&moving, are_left))
     }
 
     fn publish(
@@ -605,7 +684,8 @@ impl Session {
         for handle in handles {
             if !self.engine.end(self.number, *handle) {
                 // Waits for its layers in flight.
-                let ended = self.take(&[*handle]).map(drop);
+                let settled = self.settle(&[*handle], true);
+                let ended = settled.and_then(|()| self.take(&[*handle]).map(drop));
                 released = released.and_then(|done| ended.map(|()| done));
             }
         }

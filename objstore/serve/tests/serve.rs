@@ -146,7 +146,7 @@ fn nothing_of_another_client_can_be_named() {
     for handle in 0..20 {
         for call in [
             Call::Load { prefix: handle, positions: vec![0], blocks: vec![0], layers: 0 },
-            Call::Start { request: handle, layers: 0..1 },
+            Call::Start { request: handle, layers: 0..1, after: None },
             Call::Wait { request: handle, layers: 0..1 },
             Call::Publish { reservation: handle, requests: Vec::new(), is_durable: true },
             Call::Release { handles: vec![handle] },

@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    os::{fd::AsFd as _, unix::net::UnixStream},
+    os::unix::net::UnixStream,
     path::PathBuf,
     sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, TryLockError},
     time::{Duration, Instant},
@@ -11,7 +11,7 @@ use std::{
 
 use objstore::KvShape;
 
-use super::{Client, Inner, Links, Pool, call_on, open, same_shape, unexpected};
+use super::{Client, Inner, Links, Memory, Pool, call_on, open, same_shape, unexpected};
 use crate::{
     error::{RefusalKind, ServeError},
     protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, Member, VERSION},
@@ -23,7 +23,7 @@ pub(super) const RETRY_EVERY: Duration = Duration::from_millis(100);
 /// Pause after an attempt that the server has refused.
 pub(super) const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
-/// A server's socket, and device and inode of a client's memory.
+/// A server's socket, and device and inode of a client's memory, or its address on a GPU.
 type Place = (PathBuf, u64, u64);
 
 /// The last session with each memory of this process that may not have ended at its server.
@@ -127,13 +127,16 @@ impl Client {
     fn hello(&self, after: Option<Bytes>, generation: u64) -> Result<Links, ServeError> {
         let Inner { path, shape, member, pool, .. } = &*self.inner;
         let stream = open(path, self.left())?;
-        let layout = pool.as_ref().map(|pool| pool.layout.clone());
-        let file = pool.as_ref().map(|pool| pool.file.as_fd());
+        let named = pool.as_ref().map(Pool::named);
+        let file = pool.as_ref().map(Pool::file);
         let (earlier, member) = (after.clone(), member.clone());
-        let call = Call::Hello { version: VERSION, pool: layout, after, member };
+        let call = Call::Hello { version: VERSION, pool: named, after, member };
         match call_on(&stream, &call, file, self.left())? {
             Answer::Welcome { session, shape: found, is_paced } => {
                 same_shape(found, *shape)?;
+                if let Some(Pool { memory: Memory::Gpu(on_gpu), .. }) = pool {
+                    on_gpu.note_server(&stream, self.left())?;
+                }
                 // The server has ended it.
                 earlier.iter().for_each(|earlier| self.forget(earlier));
                 let (idle, open, lost, is_closed) = (vec![stream], 1, None, false);
@@ -220,8 +223,15 @@ impl Client {
 
     /// Returns `None` without memory.
     fn place(&self) -> Option<Place> {
-        let found = rustix::fs::fstat(&self.inner.pool.as_ref()?.file).ok()?;
-        Some((self.inner.path.clone(), found.st_dev, found.st_ino))
+        let path = self.inner.path.clone();
+        match &self.inner.pool.as_ref()?.memory {
+            Memory::Host(file, _) => {
+                let found = rustix::fs::fstat(file).ok()?;
+                Some((path, found.st_dev, found.st_ino))
+            }
+            // No device has this number.
+            Memory::Gpu(on_gpu) => Some((path, u64::MAX, on_gpu.address())),
+        }
     }
 }
 

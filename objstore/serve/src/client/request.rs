@@ -8,12 +8,12 @@ use std::{
 };
 
 use objstore::{BlockId, BlockKey, Committed, Direction, Layer};
-use ripieno_stack::{StackError, find};
+use ripieno_stack::{RawStream, StackError, find};
 
 use super::{ANSWER_TIMEOUT, Client, SpaceId, answer, unexpected};
 use crate::{
     error::ServeError,
-    protocol::{Answer, Call, Ended},
+    protocol::{Answer, Call, Ended, Mark},
 };
 
 /// Bits of a place that are a position of a prefix or reservation. A message has fewer keys.
@@ -476,14 +476,27 @@ impl Request {
     /// # Errors
     /// Same as [`Request::start`]; layers before the one that is refused are started.
     pub fn start_all(&self, layers: Range<u32>) -> Result<(), ServeError> {
-        self.start_some(layers).1
+        self.start_some(layers, None).1
+    }
+
+    /// Same as [`Request::start_all`], after what is enqueued on a stream so far: the server does
+    /// not access the blocks on the GPU before. The stream does not wait for the layers:
+    /// [`Request::wait`] does.
+    ///
+    /// # Errors
+    /// Same as [`Request::start`]; [`ServeError::Unshared`] if the blocks are not on a GPU, or
+    /// [`ServeError::Stack`] if the stream refuses.
+    pub fn start_after(&self, layers: Range<u32>, stream: RawStream) -> Result<(), ServeError> {
+        let pool = self.handle.client.inner.pool.as_ref();
+        let mark = pool.map(|pool| pool.mark(stream)).transpose()?;
+        self.start_some(layers, mark).1
     }
 
     /// Starts layers. Returns the layer with which it ended.
-    fn start_some(&self, layers: Range<u32>) -> (u32, Result<(), ServeError>) {
+    fn start_some(&self, layers: Range<u32>, after: Option<Mark>) -> (u32, Result<(), ServeError>) {
         self.moving().extend(layers.clone());
-        let (at, started) =
-            self.each(layers.clone(), |request, layers| Call::Start { request, layers });
+        let call = |request, layers| Call::Start { request, layers, after };
+        let (at, started) = self.each(layers.clone(), call);
         if matches!(started, Err(ServeError::Refused { .. })) {
             self.moving().retain(|layer| !(at..layers.end).contains(layer));
         }
@@ -559,7 +572,7 @@ impl Request {
     /// started.
     pub fn move_all(&self) -> Result<(), ServeError> {
         let layers = self.started..self.handle.client.shape().layers;
-        let (begun, started) = self.start_some(layers);
+        let (begun, started) = self.start_some(layers, None);
         self.wait_all(0..begun).and(started)
     }
 

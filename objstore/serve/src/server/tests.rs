@@ -4,7 +4,7 @@
 use std::{sync::Mutex, time::Duration};
 
 use objstore::{BlockKey, KvShape, Namespace};
-use ripieno_stack::{Builder, PoolMemory, StackConfig};
+use ripieno_stack::{Builder, PoolLayout, PoolMemory, StackConfig};
 use tempfile::TempDir;
 
 use super::*;
@@ -72,7 +72,12 @@ impl Hall {
         let stream = self.connect(uid);
         let layout = PoolLayout::contiguous(&SHAPE, BLOCKS);
         let (file, _) = memory::make(layout.used(SHAPE.object_bytes).end).unwrap();
-        let call = Call::Hello { version: VERSION, pool: Some(layout), after, member };
+        let call = Call::Hello {
+            version: VERSION,
+            pool: Some(ClientPool { layout, gpu: None }),
+            after,
+            member,
+        };
         // One that is refused before its first call does not read it.
         let _ = protocol::send(&stream, &call, Some(file.as_fd()));
         match receive(&stream) {
@@ -377,7 +382,7 @@ fn what_a_client_holds_ends_after_a_time_without_a_call() {
         Call::Load { prefix, positions: positions.clone(), blocks: positions.clone(), layers: 0 },
         Call::Fill { reservation, positions: positions.clone(), blocks: positions, layers: 0 },
         Call::Publish { reservation, requests: Vec::new(), is_durable: false },
-        Call::Start { request, layers: 0..1 },
+        Call::Start { request, layers: 0..1, after: None },
         Call::End { requests: vec![request] },
     ] {
         let (kind, why) = alice.refused(&call);
@@ -439,7 +444,7 @@ fn the_clients_of_a_user_share_its_bandwidth() {
         let (positions, blocks) = (vec![0], vec![0]);
         let request = user.begin(&Call::Fill { reservation, positions, blocks, layers: 0 });
         // As far as there is a turn soon.
-        user.call(&Call::Start { request, layers: 0..2 })
+        user.call(&Call::Start { request, layers: 0..2, after: None })
     };
     let [one, other, bob] = [ALICE, ALICE, BOB].map(|uid| hall.user(uid));
     assert!(matches!(start(&one, 0), Answer::Number(1)));
@@ -520,7 +525,7 @@ fn numbers_of_another_user_stand_for_nothing() {
     bob.namespace("bob");
     let numbers = (vec![2], vec![2]);
     for call in [
-        Call::Start { request, layers: 0..1 },
+        Call::Start { request, layers: 0..1, after: None },
         Call::Wait { request, layers: 0..1 },
         Call::Poll { request, layer: 0 },
         Call::Hurry { request },
@@ -547,9 +552,12 @@ fn numbers_of_another_user_stand_for_nothing() {
     let wrong = Call::Publish { reservation: prefix, requests: vec![request], is_durable: true };
     assert_eq!(alice.refused(&wrong).0, RefusalKind::Argument);
     // All layers there are, and then one too many.
-    let start = |layers| alice.call(&Call::Start { request, layers });
+    let start = |layers| alice.call(&Call::Start { request, layers, after: None });
     assert!(matches!(start(0..u32::MAX), Answer::Number(SHAPE_LAYERS)));
-    assert_eq!(alice.refused(&Call::Start { request, layers: 2..3 }).0, RefusalKind::Argument);
+    assert_eq!(
+        alice.refused(&Call::Start { request, layers: 2..3, after: None }).0,
+        RefusalKind::Argument
+    );
     assert!(matches!(start(3..3), Answer::Number(0)));
     let Answer::Ended(ended) = alice.call(&Call::End { requests: vec![request] }) else {
         panic!("not ended")
