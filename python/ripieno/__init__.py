@@ -156,7 +156,8 @@ class Pool:
     device: str = "cpu"
     """Location of the memory: cpu, or cuda:0 with the GPU's number."""
     file: int | None = None
-    """For a server: the memory's file, open, whose first byte is at address. See SharedMemory."""
+    """For a server: the memory's file, open, whose first byte is at address. See SharedMemory. A
+    GPU's memory has none: the server maps it, which has to be one allocation of cudaMalloc."""
 
     @classmethod
     def contiguous(cls, buffer: Any, shape: Shape) -> "Pool":

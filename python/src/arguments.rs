@@ -16,6 +16,7 @@ use pyo3::{
     prelude::*,
     types::{PyBool, PyBytes, PyDict, PyList, PyTuple},
 };
+use ripieno_serve::{Client, ServeError, protocol::Member};
 use ripieno_stack::{
     DeviceChoice, EngineMemory, GpuMemory, OPTIONS, PoolLayout, PoolMemory, RankMedia, RawStream,
     SampleValue, Size, StackConfig, unknown_option,
@@ -118,15 +119,44 @@ impl Pool {
 }
 
 impl Pool {
-    /// Returns the layout, and the file of the memory, for a server.
-    pub(crate) fn shared(self) -> PyResult<(PoolLayout, OwnedFd)> {
+    /// Returns the memory as a server shares it.
+    pub(crate) fn shared(self) -> PyResult<SharedPool> {
+        if self.device != "cpu" {
+            return match self.memory()? {
+                PoolMemory::Gpu { memory, layout } => Ok(SharedPool::Gpu(layout, memory)),
+                _ => Err(invalid("pool.device: a server shares memory of the host or of a GPU")),
+            };
+        }
         let Self { rows, block_stride, blocks, file, .. } = self;
         let none = || invalid("pool.file is None; a server needs memory of a SharedMemory");
         let file = file.filter(|file| *file >= 0).ok_or_else(none)?;
         // SAFETY: the descriptor is open during this call: `ripieno.Pool` requires it.
         let file = unsafe { BorrowedFd::borrow_raw(file) }.try_clone_to_owned();
         let file = file.map_err(|error| invalid(format!("pool.file: {error}")))?;
-        Ok((PoolLayout { rows, block_stride, blocks }, file))
+        Ok(SharedPool::Host(PoolLayout { rows, block_stride, blocks }, file))
+    }
+}
+
+/// Memory that a server shares.
+pub(crate) enum SharedPool {
+    Host(PoolLayout, OwnedFd),
+    Gpu(PoolLayout, GpuMemory),
+}
+
+impl SharedPool {
+    /// Connects to a server.
+    pub(crate) fn join(
+        self,
+        socket: PathBuf,
+        shape: KvShape,
+        member: Option<Member>,
+    ) -> Result<Client, ServeError> {
+        let client = match self {
+            Self::Host(layout, file) => Client::join(socket, shape, member, Some((layout, file)))?,
+            Self::Gpu(layout, memory) => Client::join_gpu(socket, shape, member, layout, memory)?,
+        };
+        client.check_pages()?;
+        Ok(client)
     }
 }
 

@@ -338,11 +338,13 @@ impl ServedCatalog {
 /// A rank's half of an engine that uses the store of a server: the calls of a Plane.
 ///
 /// Connects to the server's socket. pool: memory that the server shares, with its file (see
-/// SharedMemory); objects are whole pages. engine, ranks: same as for ServedCatalog. rank: the
+/// SharedMemory), whose objects are whole pages; or memory of a GPU, which the server maps and has
+/// to reach: one allocation of cudaMalloc. engine, ranks: same as for ServedCatalog. rank: the
 /// number of this rank.
 ///
 /// While the server is away, begin_load() and begin_store() raise LostError, and end() reports that
-/// jobs failed: blocks that were being loaded are zeros then, and no transfer uses them any more.
+/// jobs failed: blocks that were being loaded are zeros then, or undefined on a GPU, and no
+/// transfer uses them any more.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct ServedPlane {
@@ -436,13 +438,10 @@ impl ServedPlane {
         rank: u32,
     ) -> PyResult<Self> {
         events::start(py)?;
-        let (shape, (layout, file)) = (shape.check()?, pool.shared()?);
+        let (shape, pool) = (shape.check()?, pool.shared()?);
         let placement = format!("the server at {}", socket.display());
         let member = Some(Member { engine, ranks, rank: Some(rank) });
-        let client = py.detach(|| {
-            let client = Client::join(socket, shape, member, Some((layout, file)))?;
-            client.check_pages().map(|()| client)
-        });
+        let client = py.detach(|| pool.join(socket, shape, member));
         let (client, jobs, lost) = (client.or_raise()?, Mutex::default(), Mutex::default());
         let rank = Own::new(RwLock::new(Some(Rank { client, jobs, lost })));
         Ok(Self { rank, layers: shape.layers, placement })
@@ -492,12 +491,24 @@ impl ServedPlane {
         self.moving(py, job, (), Request::hurry)
     }
 
-    /// Starts layers of a job, by one message.
-    #[pyo3(signature = (job, layer, *, layers = 1))]
-    fn start(&self, py: Python<'_>, job: u64, layer: u32, layers: u32) -> PyResult<()> {
+    /// Starts layers of a job, by one message. stream: handle of a CUDA stream, as for
+    /// Plane.start(), if the pool is on a GPU: nothing accesses the blocks before the stream is
+    /// past what is enqueued on it now. It does not wait for the layers: wait() does.
+    #[pyo3(signature = (job, layer, stream = None, *, layers = 1))]
+    fn start(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        layer: u32,
+        stream: Option<u64>,
+        layers: u32,
+    ) -> PyResult<()> {
         let first = arguments::layer(layer, self.layers)?.0;
         let layers = first..first.saturating_add(layers);
-        self.moving(py, job, (), |request| request.start_all(layers))
+        self.moving(py, job, (), |request| match stream {
+            Some(stream) => request.start_after(layers, arguments::stream(stream)),
+            None => request.start_all(layers),
+        })
     }
 
     /// Waits for a layer that was started. Raises TransferError if it failed, and LostError if the

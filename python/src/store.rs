@@ -6,7 +6,7 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict, PyTuple},
 };
-use ripieno_serve::{Client, RemoteStore};
+use ripieno_serve::RemoteStore;
 use ripieno_stack::{Builder, Fetched, KvPrefix, KvRequest, KvStore, Own, OwnStore, StackError};
 
 use crate::{
@@ -107,7 +107,8 @@ impl Store {
     }
 
     /// Connects to the store of a server (`ripieno serve`), by its socket. pool: memory that the
-    /// server shares, with its file (see SharedMemory); objects are whole pages.
+    /// server shares, with its file (see SharedMemory), whose objects are whole pages; or memory of
+    /// a GPU that the server reaches, too, whose blocks no kernel may use while they are moved.
     ///
     /// While the server is away, calls raise LostError; they connect to it again when it is back.
     /// Blocks of a load that was lost are undefined, and no transfer uses them once it was ended.
@@ -124,8 +125,7 @@ impl Store {
         let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
         let (shape, pool) = (shape.check()?, pool.shared()?);
         let store = py.detach(|| {
-            let client = Client::join(socket, shape, None, Some(pool))?;
-            client.check_pages()?;
+            let client = pool.join(socket, shape, None)?;
             RemoteStore::new(client, &namespace)
         });
         Ok(Self::of(Box::new(store.or_raise()?), shape.layers))

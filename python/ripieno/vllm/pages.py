@@ -45,7 +45,10 @@ def move_to_shared(connector: RipienoConnector, cache: torch.Tensor) -> ripieno.
     """Moves an empty KV cache in host memory to memory that a server shares, and returns that.
     Raises ValueError if it cannot be moved."""
     if cache.device.type != "cpu":
-        raise ValueError(f"server: the KV cache is on {cache.device}; it shares host memory only")
+        raise ValueError(
+            f"server: the KV cache is on {cache.device}; it shares memory of the host, or of a GPU "
+            "with CUDA"
+        )
     shared = ripieno.SharedMemory(cache.untyped_storage().nbytes())
 
     def pages(size: int) -> torch.UntypedStorage:

@@ -205,9 +205,12 @@ class ServedStore(Place):
         return Reports(written={job: dict.fromkeys(ranks, b"") for job in saves})
 
     def open_plane(self, rank: int, caches: Caches) -> tuple[list[torch.Tensor], ripieno.Pool]:
-        shared = move_to_shared(self.connector, any_of(caches))
+        cache, shape = any_of(caches), self.connector.shape
+        # The server maps memory of a GPU as it is.
+        shared = None if cache.is_cuda else move_to_shared(self.connector, cache)
         pages, pool = register(self.connector, caches)
-        pool, shape = replace(pool, file=shared.file), self.connector.shape
+        if shared:
+            pool = replace(pool, file=shared.file)
         part = {"ranks": self.connector.world, "rank": rank}
         engine = self.connector.engine
         self.plane = ripieno.ServedPlane(self.path, shape, pool, engine=engine, **part)

@@ -306,6 +306,26 @@ def test_a_load_that_fails_on_the_first_rank_only_counts_as_failed():
     assert "loads failed one after the other" in half.dead
 
 
+@pytest.mark.parametrize("device", ["cuda:0", "cpu", "xpu:0"])
+def test_a_server_gets_the_kv_cache_where_it_is(monkeypatch, device):
+    made, pool = [], ripieno.Pool(1, 4096, [0], 4096, 1, device=device)
+    plane = types.SimpleNamespace(is_paced=False)
+    monkeypatch.setattr(place, "register", lambda connector, caches: ([], pool))
+    monkeypatch.setattr(place.ripieno, "ServedPlane", lambda *args, **_: made.append(args) or plane)
+    shared = types.SimpleNamespace(file=7)
+    if device == "cpu":
+        monkeypatch.setattr(place, "move_to_shared", lambda connector, cache: shared)
+    connector = types.SimpleNamespace(shape="shape", world=1, engine="engine")
+    cache = types.SimpleNamespace(is_cuda=device == "cuda:0", device=torch.device(device))
+    store = place.ServedStore(connector, "socket")
+    if device == "xpu:0":
+        with pytest.raises(ValueError, match="on xpu:0; it shares memory of the host, or of a GPU"):
+            store.open_plane(0, {"layer": [cache]})
+        return
+    assert store.open_plane(0, {"layer": [cache]}) == ([], made[0][2])
+    assert made[0][2].file == (7 if device == "cpu" else None)
+
+
 def scheduler(**attributes):
     """Returns a scheduler with nothing but these, and what is empty at first."""
     half = Scheduler.__new__(Scheduler)
