@@ -23,8 +23,9 @@ use crate::{
     pool::PoolMemory,
     rank::RankStack,
     route::{PoolPlan, limits, routes},
+    size::Size,
     stack::{Below, RawStack, Stack},
-    store_dir::{COMMAND_BYTES, StoreDir},
+    store_dir::{COMMAND_BYTES, StoreDir, new_devices},
     watch::Watch,
 };
 
@@ -150,13 +151,51 @@ impl Builder {
         }
     }
 
-    /// Checks that this machine has the memory that this number of ranks ask for. Opening does it,
-    /// too: a DRAM cache is filled with zeroes at once.
+    /// Checks that this machine has the memory that this number of ranks ask for, and that a DRAM
+    /// cache has room for a block. Opening does it, too: the cache is filled with zeroes at once.
     ///
     /// # Errors
     /// Returns [`StackError::Config`] if it has less.
     pub fn check_memory(&self, ranks: u32) -> Result<(), StackError> {
-        HostMemory::check_dram(self.config.dram.unwrap_or(self.options.dram), ranks)
+        let dram = self.config.dram.unwrap_or(self.options.dram);
+        if self.shape.validate().is_ok() && (1..self.shape.block_bytes()).contains(&dram) {
+            let [dram, block] = [dram, self.shape.block_bytes()].map(Size);
+            let problem = format!("{dram} have no room for a block of {block}; give more, or 0");
+            return Err(StackError::config("dram", problem));
+        }
+        HostMemory::check_dram(dram, ranks)
+    }
+
+    /// Returns the bytes on the devices of a block of the store that opening would make in its
+    /// directory; `None` if there is one, or no capacity. Writes nothing.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Config`] if the capacity has no room for a block.
+    pub fn new_block_bytes(&self) -> Result<Option<u64>, StackError> {
+        let Some(bytes) = self.config.capacity else { return Ok(None) };
+        if StoreDir::exists(self.config.dir()?) {
+            return Ok(None);
+        }
+        let options = self.config.dir_options(bytes, 0);
+        let (files, lba_bytes) = (new_devices(&options)?, options.lba_bytes);
+        let (count, format) = (files.len() as u32, self.new_format([0; 16]));
+        let stored = format.codec.stored(&self.shape).unwrap_or(self.shape);
+        let object_bytes = u64::from(stored.object_bytes).next_multiple_of(lba_bytes.into());
+        let block_bytes = u64::from(stored.rows()) * object_bytes;
+        let format = Format { capacity_bytes: Some(block_bytes), ..format };
+        let least = Store::device_bytes(&format, count, lba_bytes);
+        let least = least.map_err(StackError::of_format)?.div_ceil(1 << 20);
+        if files[0].bytes >> 20 < least {
+            let (given, least) = (Size(bytes), u64::from(count) * least);
+            let problem = format!("{given} have no room for a block; give {least}MiB or more");
+            return Err(StackError::config("capacity", problem));
+        }
+        Ok(Some(block_bytes))
+    }
+
+    fn new_format(&self, id: [u8; 16]) -> Format {
+        let codec = self.config.codec.unwrap_or_default();
+        Format { codec, ..Format::new(StoreId(id), self.shape) }
     }
 
     /// Opens the store; with a capacity, creates it if there is none.
@@ -366,9 +405,7 @@ impl Builder {
         let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16 bytes"));
         let options = self.config.dir_options(bytes, id);
         let dir = StoreDir::open_or_create(self.config.dir()?, &options)?;
-        let codec = self.config.codec.unwrap_or_default();
-        let new = || Format { codec, ..Format::new(StoreId(random), self.shape) };
-        let format = format.or_else(|| (!dir.is_ready()).then(new));
+        let format = format.or_else(|| (!dir.is_ready()).then(|| self.new_format(random)));
         Ok((dir.into(), format))
     }
 }

@@ -8,6 +8,7 @@ use std::{
     net::TcpStream,
     os::{
         fd::{AsFd, OwnedFd},
+        unix::fs::FileTypeExt as _,
         unix::net::UnixStream,
     },
     path::Path,
@@ -372,7 +373,8 @@ fn exchange(mut stream: impl Read + Write, request: &[u8]) -> io::Result<Vec<u8>
 /// `within`. That is the time of each read and write afterwards, too.
 ///
 /// # Errors
-/// Returns [`io::ErrorKind::TimedOut`] from a server that hangs, or what the operating system says.
+/// Returns [`io::ErrorKind::TimedOut`] from a server that hangs, [`io::ErrorKind::InvalidInput`]
+/// for what is no socket, or what the operating system says.
 pub fn connect(path: &Path, within: Duration) -> io::Result<UnixStream> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
@@ -385,6 +387,10 @@ pub fn connect(path: &Path, within: Duration) -> io::Result<UnixStream> {
             let why =
                 format!("no connection was taken for {within:.1?}: restart a server that hangs");
             Err(io::Error::new(io::ErrorKind::TimedOut, why))
+        }
+        // Of a file, as of a socket without a server.
+        Err(Errno::CONNREFUSED) if path.metadata().is_ok_and(|it| !it.file_type().is_socket()) => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no socket"))
         }
         connected => Ok(connected.map(|()| stream)?),
     }

@@ -40,7 +40,10 @@ use std::{
 use gio_kernels::FileTarget;
 use nvme_driver::{Clock as _, MonotonicClock, Nanos, remedy, wait_until};
 use nvme_emu::{BandwidthDial, BandwidthMedia, EmuConfig, FileMedia, FileOptions, Media as _};
-use rustix::{fs::FallocateFlags, io::Errno};
+use rustix::{
+    fs::{Access, FallocateFlags},
+    io::Errno,
+};
 
 pub use error::{Holder, StoreDirError};
 pub(crate) use lock::Lock;
@@ -48,7 +51,7 @@ use manifest::Manifest;
 pub use manifest::StoreDirDevice;
 pub(crate) use manifest::{State, read_json, write_json};
 
-use crate::expand_home;
+use crate::{expand_home, size::Size};
 
 /// Maximum bytes of a command on files. A read of 1 MiB takes half the CPU time of four of 256
 /// KiB, and unlike a drive, a file needs no more commands to work on in parallel.
@@ -102,13 +105,16 @@ impl StoreDir {
     /// Returns [`StoreDirError`]; only the lock is then left in `dir`.
     pub fn create(dir: &Path, options: &StoreDirOptions) -> Result<Self, StoreDirError> {
         let dir = &*expand_home(dir);
-        let devices = devices(options)?;
+        let devices = new_devices(options)?;
+        if !dir.exists() {
+            // A full disk takes a directory, and nothing in it.
+            check_place(dir, &devices)?;
+        }
         let made = match private().create(dir) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => {
-                let hint = "name a directory whose parent exists and that you may write to";
-                return Err(os(dir, "making the directory", hint, error));
+                return Err(os(dir, "making the directory", PARENT, error));
             }
         };
         let id = format!("{:016x}", options.id);
@@ -161,11 +167,10 @@ impl StoreDir {
             }
             None => {}
         }
-        let files = || manifest.devices.iter().filter(|device| device.is_file());
-        // Reserves room for the parameters, too, which are written again when it is ready.
-        check_room(dir, files().map(|device| device.bytes).sum::<u64>().saturating_add(UNIT))?;
+        check_room(dir, room(&manifest.devices))?;
         write_json(dir, manifest::NAME, manifest)?;
-        let made = files().try_for_each(|device| make(dir, device));
+        let mut files = manifest.devices.iter().filter(|device| device.is_file());
+        let made = files.try_for_each(|device| make(dir, device));
         let made = made.and_then(|()| sync_directory(dir));
         if let Err(error) = made {
             // Reports the first failure; files that cannot be removed are recognised later.
@@ -231,15 +236,17 @@ impl StoreDir {
     }
 
     /// Checks that [`StoreDir::open_or_create`] would take what is in `dir`, which another process
-    /// may have open: the files that are asked for, or nothing.
+    /// may have open: the files that are asked for, or nothing, and room for them.
     pub(crate) fn check(dir: &Path, options: &StoreDirOptions) -> Result<(), StoreDirError> {
         let dir = &*expand_home(dir);
-        devices(options)?;
-        match (Self::exists(dir), dir.exists()) {
-            (true, _) => check_files(dir, 1, dir, &options.media),
-            (false, true) => Self::check_unused(dir),
-            (false, false) => Ok(()),
+        let devices = new_devices(options)?;
+        if Self::exists(dir) {
+            return check_files(dir, 1, dir, &options.media);
         }
+        if dir.exists() {
+            Self::check_unused(dir)?;
+        }
+        check_place(dir, &devices)
     }
 
     /// Opens the store directory `dir`.
@@ -391,7 +398,7 @@ impl Drop for StoreDir {
 }
 
 /// Returns the devices of a new store directory.
-fn devices(options: &StoreDirOptions) -> Result<Vec<StoreDirDevice>, StoreDirError> {
+pub(crate) fn new_devices(options: &StoreDirOptions) -> Result<Vec<StoreDirDevice>, StoreDirError> {
     let wrong = |why: String| StoreDirError::Options { why };
     if ![512, 4096].contains(&options.lba_bytes) {
         let found = options.lba_bytes;
@@ -409,7 +416,7 @@ fn devices(options: &StoreDirOptions) -> Result<Vec<StoreDirDevice>, StoreDirErr
         StoreDirMedia::Files { count, bytes } => {
             let each = file_bytes(*count, *bytes);
             if each == 0 {
-                let why = format!("needs at least a MiB a device: {bytes} bytes are too few");
+                let why = format!("needs at least a MiB a device: {} are too few", Size(*bytes));
                 return Err(wrong(why));
             }
             let file = |index| StoreDirDevice {
@@ -450,6 +457,8 @@ fn devices(options: &StoreDirOptions) -> Result<Vec<StoreDirDevice>, StoreDirErr
 const RELEASE_TIMEOUT: Nanos = Nanos::from_millis(5_000);
 /// Advice for a disk error.
 const CHECK: &str = "check the disk";
+/// Advice for one that cannot be made.
+const PARENT: &str = "name a directory whose parent exists and that you may write to";
 /// Names of the devices' files: `device-0.img`.
 const FILE: &str = "device-";
 const FILE_END: &str = ".img";
@@ -536,6 +545,23 @@ fn make(dir: &Path, device: &StoreDirDevice) -> Result<(), StoreDirError> {
     let hint = "name a directory that you may write to";
     let file = file.map_err(|error| os(&path, "making a device's file", hint, error))?;
     allocate(dir, &path, &file, device.bytes)
+}
+
+/// Returns the bytes that the files of devices need, and the parameters, which are written again
+/// when the directory is ready.
+fn room(devices: &[StoreDirDevice]) -> u64 {
+    let files = devices.iter().filter(|device| device.is_file());
+    files.fold(UNIT, |sum, device| sum.saturating_add(device.bytes))
+}
+
+/// Refuses a directory, or the one that it is to be made in, without access or room for devices.
+fn check_place(dir: &Path, devices: &[StoreDirDevice]) -> Result<(), StoreDirError> {
+    let parent = dir.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let at = if dir.exists() { dir } else { parent };
+    let access = rustix::fs::access(at, Access::WRITE_OK | Access::EXEC_OK);
+    access.map_err(|error| os(at, "making files in it", PARENT, error))?;
+    // The remains of an earlier attempt are removed first.
+    if Manifest::read(dir)?.is_some() { Ok(()) } else { check_room(at, room(devices)) }
 }
 
 /// Refuses an allocation for which the file system has too little space.

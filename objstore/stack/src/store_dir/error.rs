@@ -93,9 +93,8 @@ pub enum StoreDirError {
     #[error(
         "{}: capacity or devices changed: the store has {} in {found_files} files a rank, and {} \
          in {asked_files} were asked for; a store keeps its size: ask for a capacity of \
-         {found_bytes} bytes, or remove the directory, and what is stored in it, to make another \
-         one",
-        dir.display(), Size(*found_bytes), Size(*asked_bytes)
+         {}MiB, or remove the directory, and what is stored in it, to make another one",
+        dir.display(), Size(*found_bytes), Size(*asked_bytes), found_bytes >> 20
     )]
     Resized {
         /// The directory of the store.

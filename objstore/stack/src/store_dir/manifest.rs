@@ -141,6 +141,9 @@ pub(crate) fn read_json<T: DeserializeOwned>(
     let text = match read_file(&path, BYTES_MAX) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
+            return Err(os(dir, "looking into it", "it is a file: give a directory", error));
+        }
         Err(error) => {
             return Err(os(&path, "reading it", "check what it is, and its permissions", error));
         }

@@ -142,7 +142,7 @@ fn a_home_keeps_its_files() {
     drop(StoreDir::open_or_create(place.path(), &options(2, 4 * MIB + 1)).unwrap());
     let asked = |count, bytes| StoreDir::open_or_create(place.path(), &options(count, bytes));
     said(asked(2, 6 * MIB), "has 4 MiB in 2 files a rank, and 6 MiB in 2 were asked for");
-    said(asked(2, 2 * MIB), "ask for a capacity of 4194304 bytes");
+    said(asked(2, 2 * MIB), "ask for a capacity of 4MiB");
     said(asked(1, 4 * MIB), "and 4 MiB in 1 were asked for");
 }
 
@@ -152,7 +152,7 @@ fn a_home_that_was_not_completed_is_refused_and_made_anew() {
     let dir = place.path().join("store");
     // Like the remains of a killed process.
     fs::create_dir(&dir).unwrap();
-    let making = devices(&options(3, 3 * MIB)).unwrap();
+    let making = new_devices(&options(3, 3 * MIB)).unwrap();
     let manifest = Manifest {
         ripieno_home: manifest::VERSION,
         state: State::Making,
