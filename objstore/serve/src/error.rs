@@ -127,6 +127,7 @@ pub(crate) fn reach_hint(error: &io::Error) -> &'static str {
              socket's directory"
         }
         io::ErrorKind::InvalidFilename => TOO_LONG,
+        io::ErrorKind::InvalidInput => "name the socket of a server",
         _ => remedy(error).unwrap_or("see if the server is running"),
     }
 }

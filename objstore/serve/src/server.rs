@@ -12,6 +12,7 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
+    path::Path,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -67,32 +68,27 @@ impl Server {
     /// descriptors to the most that it may have.
     ///
     /// # Errors
-    /// Returns [`ServeError::InUse`] or [`ServeError::Socket`]; [`StackError::Config`] for a limit
-    /// that is less than a block.
+    /// Returns an error of [`Server::try_bind`]; [`StackError::Config`] for a limit that is less
+    /// than a block.
     pub fn bind(stack: Stack, options: ServerOptions) -> Result<Self, ServeError> {
         raise_descriptors();
-        let path = options.socket.clone();
-        let failed = |action| {
-            let path = path.clone();
-            move |source| {
-                let hint = listen_hint(&source);
-                ServeError::Socket { path, action, source, hint }
-            }
-        };
-        let (listener, file) = match SocketFile::bind(&path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                return Err(ServeError::InUse { path });
-            }
-            bound => bound.map_err(failed("listening on"))?,
-        };
-        // A client that has gone again must not block it.
-        listener.set_nonblocking(true).map_err(failed("listening on"))?;
-        let web = options.http.map(listen).transpose()?;
+        let (path, action) = (options.socket.clone(), "setting the mode of");
+        let (listener, file, web) = listen(&path, options.http)?;
         let shared = Shared::new(stack, options);
-        let checked = shared.settings().check(shared.totals.file_bytes);
-        checked.map_err(|problem| StackError::Config { field: "limit", problem })?;
-        shared.admit(&shared.settings()).map_err(failed("setting the mode of"))?;
+        shared.settings().check(shared.stack.store().shape(), shared.totals.file_bytes)?;
+        shared.admit(&shared.settings()).map_err(|source| {
+            let hint = listen_hint(&source);
+            ServeError::Socket { path, action, source, hint }
+        })?;
         Ok(Self { shared: Arc::new(shared), listener, web, path: file })
+    }
+
+    /// Checks that a server could listen there, before a store is opened for it.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::InUse`], [`ServeError::Socket`] or [`ServeError::Control`].
+    pub fn try_bind(socket: &Path, http: Option<SocketAddr>) -> Result<(), ServeError> {
+        listen(socket, http).map(drop)
     }
 
     /// Returns the TCP address for control, with the port that the system chose in place of port 0.
@@ -188,13 +184,29 @@ fn wait_for_any(listener: &UnixListener, web: Option<&TcpListener>) {
     let _ = rustix::event::poll(&mut ready, Some(&soon));
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
-    let listener = TcpListener::bind(address)
-        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-    listener.map_err(|source| {
-        let hint = listen_hint(&source);
-        ServeError::Control { address: address.to_string(), source, hint }
-    })
+fn listen(
+    path: &Path,
+    http: Option<SocketAddr>,
+) -> Result<(UnixListener, SocketFile, Option<TcpListener>), ServeError> {
+    // A client that has gone again must not block it.
+    let bound = SocketFile::bind(path)
+        .and_then(|(listener, file)| listener.set_nonblocking(true).map(|()| (listener, file)));
+    let (listener, file) = bound.map_err(|source| {
+        let (path, action, hint) = (path.to_owned(), "listening on", listen_hint(&source));
+        match source.kind() {
+            io::ErrorKind::AddrInUse => ServeError::InUse { path },
+            _ => ServeError::Socket { path, action, source, hint },
+        }
+    })?;
+    let web = |address: SocketAddr| {
+        let bound = TcpListener::bind(address);
+        let bound = bound.and_then(|it| it.set_nonblocking(true).map(|()| it));
+        bound.map_err(|source| {
+            let hint = listen_hint(&source);
+            ServeError::Control { address: address.to_string(), source, hint }
+        })
+    };
+    Ok((listener, file, http.map(web).transpose()?))
 }
 
 /// Returns true if a connection begins with a request of HTTP, and not with a message: waits for
@@ -237,7 +249,10 @@ impl Shared {
             if self.may_log() {
                 tracing::warn!(uid, pid, "a user who is not on the list was refused");
             }
-            let message = format!("user {uid} is not on the list of users of this server");
+            let message = format!(
+                "user {uid} is not on the list of users of this server; add it to `users` of its \
+                 configuration, and reload that"
+            );
             let refused = Answer::Refused { kind: RefusalKind::Denied, message };
             // A user who does not read it has no use for it.
             let _ = protocol::send(&stream, &refused, None);

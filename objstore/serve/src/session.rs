@@ -31,14 +31,13 @@ use crate::{
     peer::Peer,
     protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, ClientPool, Ended, Keys, Mark, Member},
     refusal::Refusal,
+    settings::TURN_MAX,
 };
 
 /// Requests that a client may have at a time.
 const REQUESTS_MAX: usize = 256;
 /// Namespaces that a client may use.
 const NAMESPACES_MAX: usize = 64;
-/// Longest time until a client's turn, if its bandwidth is limited: its death is noticed only then.
-const TURN_MAX: Duration = Duration::from_secs(5);
 /// Time after which a call about several layers leaves the rest to the next one: with that of the
 /// last layer, it is less than a client waits for an answer.
 const LAYERS_TIME: Duration = Duration::from_secs(20);

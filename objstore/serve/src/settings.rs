@@ -9,8 +9,14 @@ use std::{
 };
 
 use kv_catalog::PINS_MAX;
+use objstore::KvShape;
+use ripieno_stack::{Size, StackError};
 
-use crate::{account::Share, control::PinLimits, protocol::CONNECTIONS_MAX};
+use crate::{
+    account::{Share, request_bytes},
+    control::PinLimits,
+    protocol::CONNECTIONS_MAX,
+};
 
 /// Connections of a user that are not of clients: control, and those that begin.
 const OTHER_CONNECTIONS_MAX: u64 = 16;
@@ -18,6 +24,9 @@ const OTHER_CONNECTIONS_MAX: u64 = 16;
 const MEMORY_BYTES: u64 = 1 << 30;
 /// Descriptors that a connection takes.
 const DESCRIPTORS_EACH: u64 = 3;
+
+/// Longest time until a client's turn, if its bandwidth is limited: its death is noticed only then.
+pub(crate) const TURN_MAX: Duration = Duration::from_secs(5);
 
 /// Values that a server takes over by [`Reload`].
 #[derive(Clone, PartialEq, Eq)]
@@ -99,19 +108,42 @@ impl Settings {
         named.map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// Refuses limits of bytes that no block fits into: nothing would be stored, and nobody told.
-    pub(crate) fn check(&self, file_bytes: u64) -> Result<(), String> {
-        for (uid, limits) in &self.limits {
-            let UserLimits { stored_bytes, held_bytes, pinned_bytes, .. } = *limits;
-            for (name, bytes) in
-                [("stored", stored_bytes), ("held", held_bytes), ("pins", pinned_bytes)]
-            {
-                if let Some(bytes) = bytes.filter(|&bytes| 0 < bytes && bytes < file_bytes) {
-                    return Err(format!(
-                        "{name} of user {uid} is {bytes} bytes, and a block of this store takes \
-                         {file_bytes}: give more, or 0 for none"
-                    ));
-                }
+    /// Refuses limits that no block of a store fits into, in memory or on the devices, where each
+    /// takes `file_bytes`: nothing would be stored, and nobody told.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Config`], which names the limit.
+    pub fn check(&self, shape: &KvShape, file_bytes: u64) -> Result<(), StackError> {
+        let block = shape.block_bytes();
+        let stored = (file_bytes, "a block of this store takes", ", or 0 for none");
+        let tables = (request_bytes(1, shape.rows()), "the tables for a block take", stored.2);
+        // A layer that takes longer waits for no turn.
+        let turn = (block / u64::from(shape.layers)).div_ceil(TURN_MAX.as_secs());
+        let turn = (turn, "a layer that is moved in 5 s needs each second", "");
+        let pool = (block, "a block has", "");
+        let mut all = vec![
+            ("pool_max", String::new(), Some(self.pool_bytes_max), pool),
+            ("pins.bytes", String::new(), self.pins.bytes, stored),
+        ];
+        for (uid, of) in &self.limits {
+            let bandwidth = of.bandwidth.map(NonZeroU64::get);
+            let limit =
+                |name, given, least| ("limit", format!("{name} of user {uid}: "), given, least);
+            all.extend([
+                limit("stored", of.stored_bytes, stored),
+                limit("held", of.held_bytes, stored),
+                limit("pins", of.pinned_bytes, stored),
+                limit("memory", of.memory_bytes, tables),
+                limit("bandwidth", bandwidth, turn),
+            ]);
+        }
+        for (field, name, given, (least, what, or)) in all {
+            // Without a pool there is no client.
+            let from = u64::from(field != "pool_max");
+            if let Some(given) = given.filter(|it| (from..least).contains(it)) {
+                let [given, least] = [given, least].map(Size);
+                let problem = format!("{name}{given} is too little: {what} {least}; give more{or}");
+                return Err(StackError::Config { field, problem });
             }
         }
         Ok(())
@@ -159,5 +191,54 @@ pub struct Reload(pub Arc<dyn Fn() -> Result<Settings, String> + Send + Sync>);
 impl fmt::Debug for Reload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reload").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_no_block_fits_into_is_refused() {
+        let shape = KvShape { layers: 4, segments: 2, object_bytes: 8000, block_tokens: 16 };
+        let (block, file) = (shape.block_bytes(), 8 * 8192);
+        let settings = |change: &dyn Fn(&mut Settings, &mut UserLimits)| {
+            let (mut limits, pins) = (UserLimits::default(), PinLimits::default());
+            let (hold_max, limited) = (Duration::from_secs(1), BTreeMap::new());
+            let mut all = Settings {
+                users: vec![7],
+                sessions_max: 1,
+                pool_bytes_max: block,
+                limits: limited,
+                hold_max,
+                pins,
+                token: None,
+            };
+            change(&mut all, &mut limits);
+            all.limits.insert(7, limits);
+            all.check(&shape, file).map_err(|error| error.to_string())
+        };
+        let bandwidth = |bytes| NonZeroU64::new(bytes);
+        type Change<'a> = &'a dyn Fn(&mut Settings, &mut UserLimits, u64);
+        let all: [(&str, Change<'_>, u64, bool); 7] = [
+            ("pool_max: ", &|it, _, bytes| it.pool_bytes_max = bytes, block, false),
+            ("pins.bytes: ", &|it, _, bytes| it.pins.bytes = Some(bytes), file, true),
+            ("stored of user 7", &|_, it, bytes| it.stored_bytes = Some(bytes), file, true),
+            ("held of user 7", &|_, it, bytes| it.held_bytes = Some(bytes), file, true),
+            ("pins of user 7", &|_, it, bytes| it.pinned_bytes = Some(bytes), file, true),
+            ("memory of user 7", &|_, it, bytes| it.memory_bytes = Some(bytes), 128, true),
+            ("bandwidth of user 7", &|_, it, bytes| it.bandwidth = bandwidth(bytes), 3200, false),
+        ];
+        for (name, change, least, or_none) in all {
+            let with = |bytes| settings(&|all, limits| change(all, limits, bytes));
+            assert_eq!(with(least), Ok(()), "{name}");
+            for little in [1, least - 1] {
+                let why = with(little).unwrap_err();
+                let remedy = if or_none { "give more, or 0 for none" } else { "give more" };
+                assert!(why.contains(name) && why.ends_with(remedy), "{why}");
+            }
+            // A bandwidth of 0 is none.
+            assert_eq!(with(0).is_ok(), !name.starts_with("pool_max"), "{name}");
+        }
     }
 }

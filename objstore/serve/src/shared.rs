@@ -234,7 +234,8 @@ impl Shared {
         };
         let conflict = |why| Refusal::new(RefusalKind::Conflict, why);
         let settings = reload().map_err(conflict)?;
-        settings.check(self.totals.file_bytes).map_err(conflict)?;
+        let checked = settings.check(self.stack.store().shape(), self.totals.file_bytes);
+        checked.map_err(|error| conflict(error.to_string()))?;
         let refused = |error: io::Error| conflict(format!("setting the socket's mode: {error}"));
         let current = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         self.admit(&settings).map_err(refused)?;

@@ -226,13 +226,13 @@ fn what_waits_is_counted_and_dropped_with_its_client() {
 #[test]
 fn a_limit_counts_layers_that_wait() {
     let uid = rustix::process::geteuid().as_raw();
-    let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(1 << 6).unwrap())]);
+    let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(2 << 10).unwrap())]);
     let rig = Rig::limited(TempDir::new().unwrap(), 4, bandwidth);
     pace(&rig.plane).unwrap();
     let client = rig.client();
-    let save = begin_save(&client, 0..1, 0);
+    let save = begin_save(&client, 0..8, 0);
     save.start(Layer(0)).unwrap();
-    // The layer has not moved, and the next one has its turn after two minutes.
+    // The layer has not moved, and the next one has its turn after half a minute.
     assert_eq!(kind(save.start(Layer(1)).unwrap_err()), RefusalKind::Limit);
     assert_eq!(rig.waiting(), 1);
 }

@@ -384,8 +384,8 @@ fn a_client_with_a_limit_waits_for_its_turns() {
     assert_eq!(found(&client, "slow", &keys(0..8)), 8);
     assert!(since.elapsed() > Duration::from_millis(1150), "{:?}", since.elapsed());
     drop(client);
-    // A layer whose turn is far away, here by half an hour, is refused, and nothing else is lost.
-    let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(1 << 6).unwrap())]);
+    // A layer whose turn is far away, here by a minute, is refused, and nothing else is lost.
+    let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(2 << 10).unwrap())]);
     let rig = Rig::limited(rig.close(), 4, bandwidth);
     let client = rig.client();
     let space = client.namespace(&space("slow")).unwrap();

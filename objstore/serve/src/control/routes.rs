@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
 use nvme_driver::Nanos;
 use objstore::{BlockId, BlockKey, Erased, FileId, NamespaceId, NewPin, Prefix, Store, StoreError};
 use ripieno_stack::http::{Asked, Reply};
-use ripieno_stack::{Request, StackError};
+use ripieno_stack::{Request, Size, StackError};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
@@ -67,7 +67,8 @@ pub(crate) static ROUTES: &[Route] = &[
         let within = within(shared, namespace)?;
         let each = shared.stack.store().geometry().file_bytes().max(1);
         if let Some(few @ 1..) = bytes.filter(|bytes| *bytes < each) {
-            let why = format!("a quota of {few} bytes has room for no block: one has {each}");
+            let [few, each] = [few, each].map(Size);
+            let why = format!("a quota of {few} has room for no block: one has {each}; give more");
             return Err(Refusal::argument(why));
         }
         let files = bytes.map(|bytes| u32::try_from(bytes / each).unwrap_or(u32::MAX));
@@ -126,7 +127,7 @@ fn plain(keys: &[Key]) -> Vec<BlockKey> {
 /// Returns a handle of a namespace.
 fn within(shared: &Shared, namespace: u64) -> Result<Store, Refusal> {
     let missing = || {
-        let why = format!("there is no namespace {namespace}; the status has their numbers");
+        let why = format!("there is no namespace {namespace}; ripieno ctl status shows them");
         Refusal::new(RefusalKind::Missing, why)
     };
     let number = u32::try_from(namespace).map_err(|_| missing())?;
@@ -149,7 +150,7 @@ impl Shared {
     /// Pins blocks for a client, which is the owner by its number, or for none (0).
     pub(crate) fn pin_for(&self, new: &NewPin<'_>) -> Result<PinAnswer, Refusal> {
         if new.ttl.is_zero() {
-            return Err(Refusal::argument("a pin of 0 seconds; 1 is the least"));
+            return Err(Refusal::argument("a pin of 0 seconds; give 1 or more"));
         }
         Ok(self.stack.store().pin_for(new, &self.settings().pins)?)
     }
@@ -185,7 +186,7 @@ impl Shared {
     pub(crate) fn unpin(&self, number: u64) -> Result<Blocks, Refusal> {
         let ended = self.stack.store().end_pins(Some(number), None);
         let missing = || {
-            let why = format!("there is no pin {number}, or not any more");
+            let why = format!("there is no pin {number} any more; ripieno ctl pins shows them");
             Refusal::new(RefusalKind::Missing, why)
         };
         ended.map(|blocks| Blocks { blocks }).ok_or_else(missing)
@@ -195,7 +196,8 @@ impl Shared {
     pub(crate) fn prefetch(&self, Named { namespace, keys }: &Named) -> Result<Blocks, Refusal> {
         let store = within(self, (*namespace).into())?;
         if !store.plane().has_dram()? {
-            let why = "the server has no DRAM cache to read them into (store.dram)";
+            let why = "the server has no DRAM cache to read them into; set store.dram in its \
+                       configuration, and restart it";
             return Err(Refusal::new(RefusalKind::Unsupported, why));
         }
         Ok(Blocks { blocks: store.prefetch(&plain(keys), PREFETCHED_FOR)? as u64 })
@@ -246,14 +248,15 @@ impl Shared {
         let bytes = (keys.len() as u64).saturating_mul(store.shape().block_bytes());
         if keys.len() > CHECKSUMS_MAX || (*verify && bytes > VERIFIED_BYTES_MAX) {
             let why = format!(
-                "{} keys were given; {CHECKSUMS_MAX} are possible, and {VERIFIED_BYTES_MAX} bytes \
-                 are read at a time",
-                keys.len()
+                "{} keys were given, and {CHECKSUMS_MAX} are possible, of which {} are read at a \
+                 time; give fewer",
+                keys.len(),
+                Size(VERIFIED_BYTES_MAX)
             );
             return Err(Refusal::argument(why));
         }
         if *verify && store.superblock().layout.words_per_file == 0 {
-            let why = "the store keeps no checksums, so there is nothing to compare with";
+            let why = "the store keeps no checksums to compare with; ask without verify";
             return Err(Refusal::new(RefusalKind::Unsupported, why));
         }
         let each = |key: &Key| {

@@ -76,7 +76,10 @@ fn admit(shared: &Shared, access: Access, asked: &Asked) -> Result<(), Refusal> 
     let denied = |why: String| Err(Refusal::new(RefusalKind::Denied, why));
     match access {
         Access::User(uid) if shared.is_controller(uid) => Ok(()),
-        Access::User(uid) => denied(format!("user {uid} does not control this server")),
+        Access::User(uid) => denied(format!(
+            "user {uid} does not control this server; its own user and root do, and over TCP who \
+             has the token"
+        )),
         Access::Token(number) => {
             let settings = shared.settings();
             let given = asked.authorization.as_deref().and_then(|it| it.strip_prefix("Bearer "));
@@ -85,7 +88,9 @@ fn admit(shared: &Shared, access: Access, asked: &Asked) -> Result<(), Refusal> 
                     shared.state().doors.know(number);
                     Ok(())
                 }
-                (_, Some(_)) => denied("the token is another one".to_owned()),
+                (_, Some(_)) => {
+                    denied("the token is another one; use that of the server".to_owned())
+                }
                 (_, None) => denied("a token is needed: Authorization: Bearer TOKEN".to_owned()),
             }
         }
