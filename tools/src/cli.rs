@@ -525,7 +525,7 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
         Command::Replay(flags) => of(&flags.common.output),
         Command::Pace(flags) => of(&flags.common.output),
         Command::Bench(command) => of(command.output()),
-        Command::Serve(flags) => (flags.verbose, false),
+        Command::Serve(flags) => (flags.verbose, flags.quiet),
         Command::Identify(flags) => (flags.verbose, false),
         Command::Doctor(flags) => (flags.verbose, flags.verbose == 0),
         _ => (0, false),
@@ -583,8 +583,9 @@ fn misread(mut error: clap::Error, is_json: bool) -> u8 {
         let text = text.strip_prefix("error: ").unwrap_or(&text);
         // The usage follows the message.
         let message = text.split("\n\n").next().unwrap_or_default();
-        let hint =
-            if hints.is_empty() { "--help shows what can be given" } else { &hints.join("; ") };
+        let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
+        let tips = tips.collect::<Vec<_>>().join("; ");
+        let hint = if tips.is_empty() { "--help shows what can be given" } else { &tips };
         print_error("usage", message, hint);
     }
     u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE)

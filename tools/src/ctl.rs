@@ -3,6 +3,7 @@
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -23,6 +24,7 @@ use crate::serve::read_token;
 use crate::size::{self, Size};
 use crate::table::grid;
 use crate::terminal;
+use crate::top::socket_address;
 
 /// The socket of the unit for systemd.
 const SOCKET: &str = "/run/ripieno/ripieno.sock";
@@ -35,7 +37,7 @@ pub(crate) struct CtlFlags {
     #[command(flatten)]
     place: Place,
 
-    /// Print the server's answer, a JSON object, on stdout
+    /// Print the server's answer, a JSON object, on stdout; metrics stay text
     #[arg(long, global = true)]
     json: bool,
 
@@ -51,7 +53,7 @@ struct Place {
     socket: Option<PathBuf>,
 
     /// The server's TCP address, with --token-file
-    #[arg(long, value_name = "IP:PORT", global = true)]
+    #[arg(long, value_name = "IP:PORT", global = true, value_parser = socket_address)]
     address: Option<SocketAddr>,
 
     /// The file with the token of the server's configuration
@@ -85,6 +87,7 @@ enum Verb {
     /// End a pin
     Unpin {
         /// Its number, as pins shows it
+        #[arg(value_parser = |text: &str| number::<u64>(text, "pins"))]
         pin: u64,
     },
     /// Show the pins
@@ -144,7 +147,7 @@ enum Verb {
 #[derive(Debug, Clone, Copy, Args)]
 struct NamespaceFlag {
     /// The namespace's number, as status shows it
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = |text: &str| number::<u32>(text, "status"))]
     namespace: u32,
 }
 
@@ -156,6 +159,10 @@ struct KeyFlags {
     /// Keys, of 64 hexadecimal digits each
     #[arg(value_name = "KEY", required = true, value_parser = key)]
     keys: Vec<Key>,
+}
+
+fn number<T: FromStr>(text: &str, verb: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("expected a number, as ripieno ctl {verb} shows it"))
 }
 
 fn ttl(text: &str) -> Result<Duration, String> {
@@ -216,7 +223,12 @@ fn ask(
     body: &serde_json::Value,
 ) -> Result<String, Problem> {
     let answer = control.ask(method, path, Some(body).filter(|body| !body.is_null()));
-    answer.map_err(|error| Problem::new(error.to_string(), ""))
+    answer.map_err(|error| {
+        // A message ends with its remedy.
+        let text = error.to_string();
+        let (what, remedy) = text.rsplit_once("; ").unwrap_or((&text, ""));
+        Problem::new(what, remedy)
+    })
 }
 
 /// Clears a namespace, and erases all files without a block.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use ripieno_stack::{
     Builder, DriveAddress, Executor, PoolMemory, StackConfig, StackError, StoreDir, StoreDirError,
     expand_home, read_file,
 };
-use rustix::{fs::Access, net::SocketAddrUnix};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
+use crate::file::read_text;
 use crate::interrupt::Interrupt;
-use crate::machine;
 use crate::offline;
 use crate::problem::{Problem, nearest, user_error};
 use crate::size::{self, Size};
 use crate::terminal::{self, say};
+use crate::top::socket_address;
 
 /// Bytes of a configuration file, at most.
 const CONFIG_BYTES_MAX: u64 = 64 << 10;
@@ -36,9 +36,8 @@ const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=1024;
 /// A configuration with all keys.
 const EXAMPLE: &str = include_str!("../../objstore/serve/systemd/ripieno.toml");
 
-/// Hint for a configuration that is wrong.
-const HINT: &str = "ripieno serve --print-config prints one with all keys; a value with a unit \
-                    is in quotes, such as \"1GiB\"";
+/// Hint for a configuration that cannot be read.
+const HINT: &str = "ripieno serve --print-config prints one, with the form of all values";
 
 /// Flags of `ripieno serve`.
 #[derive(Debug, Args)]
@@ -58,6 +57,10 @@ pub(crate) struct ServeFlags {
     /// Log more: -v info (clients that come and go), -vv debug, -vvv trace
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
+
+    /// Log errors only
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
 }
 
 /// A configuration file.
@@ -120,10 +123,7 @@ struct LimitConfig {
 }
 
 fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
-    let text = String::deserialize(from)?;
-    text.parse().map_err(|_| {
-        D::Error::custom(format!("{text}: give an IP address and a port, such as 127.0.0.1:8080"))
-    })
+    socket_address(&String::deserialize(from)?).map_err(D::Error::custom)
 }
 
 impl LimitConfig {
@@ -204,11 +204,16 @@ struct Plan {
 impl Plan {
     fn read(path: &Path) -> Result<Self, Problem> {
         let at = path.display();
-        let wrong = |why: String| Problem::new(format!("in {at}: {why}"), HINT);
-        let bytes = read_file(path, CONFIG_BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
-        let config: Config =
-            basic_toml::from_slice(&bytes).map_err(|error| wrong(misspelt(error.to_string())))?;
-        Self::check(config).map_err(wrong)
+        let text = read_text(path, CONFIG_BYTES_MAX).map_err(|error| {
+            let hint = "name a file that this user may read; ripieno serve --print-config prints \
+                        one to begin with";
+            Problem::new(format!("--config {at}: {error}"), hint)
+        })?;
+        let config: Config = basic_toml::from_str(&text).map_err(|error| {
+            let (why, hint) = in_words(&error, &text);
+            Problem::new(format!("in {at}: {why}"), hint)
+        })?;
+        Self::check(config).map_err(|why| Problem::new(format!("in {at}: {why}"), ""))
     }
 
     fn check(config: Config) -> Result<Self, String> {
@@ -223,7 +228,7 @@ impl Plan {
         for limit in limit {
             let (user, limit) = limit.check()?;
             if limits.insert(user, limit).is_some() {
-                return Err(format!("limit: user {user} has two"));
+                return Err(format!("limit: user {user} has two; give all in one"));
             }
         }
         let PinLimits { ttl, .. } = PinLimits::default();
@@ -255,16 +260,13 @@ impl Fixed {
         Ok(Builder::new(store.clone(), *shape).pool(PoolMemory::Own { blocks: 2 }))
     }
 
-    /// Looks at the paths of a server, which need not run, and the room. Returns what it found.
-    fn look(&self) -> Result<String, Problem> {
-        check_folder("socket", &self.socket)?;
-        let at = self.socket.display();
-        if SocketAddrUnix::new(&*self.socket).is_err() {
-            return Err(Problem::new(format!("socket {at}: it has more than 107 bytes"), ""));
-        }
-        if self.socket.symlink_metadata().is_ok_and(|it| !it.file_type().is_socket()) {
-            let why = format!("socket {at}: there is a file that is no socket");
-            return Err(Problem::new(why, "remove that file, or name another path"));
+    /// Looks at the places of a server, and at room and limits of a new store; with `check` also at
+    /// a store that is there, and another server may run. Returns what it found.
+    fn look(&self, builder: &Builder, settings: &Settings, check: bool) -> anyhow::Result<String> {
+        match Server::try_bind(&self.socket, self.http) {
+            // Its port is its own.
+            Err(ServeError::InUse { .. }) if check => {}
+            tried => tried.map_err(problem)?,
         }
         let drives = self.store.drives();
         for drive in drives {
@@ -276,45 +278,42 @@ impl Fixed {
             };
             if !there.exists() {
                 let why = format!("store.devices: {drive} is {what}");
-                return Err(Problem::new(why, "nvme-bind list shows the drives"));
+                return Err(Problem::new(why, "nvme-bind list shows the drives").into());
             }
         }
         let Some(dir) = self.store.path.as_deref().map(expand_home) else {
             return Ok(format!("{} drives are there", drives.len()));
         };
         let at = dir.display();
-        let wrong = |why: String| Problem::new(format!("store: {why}"), "");
-        self.store.check_files().map_err(|error| wrong(error.to_string()))?;
-        if StoreDir::exists(&dir) {
-            return match StoreDir::open_to_read(&dir) {
-                Ok(found) => {
-                    self.store.check_dir(&found).map_err(|error| wrong(error.to_string()))?;
-                    self.check_shape(found).map_err(|error| wrong(error.to_string()))?;
-                    Ok(format!("there is a store in {at}"))
-                }
-                Err(StoreDirError::Locked { holder, .. }) => {
-                    Ok(format!("the store in {at} is in use by {holder}: its shape was not read"))
-                }
-                Err(error) => Err(wrong(error.to_string())),
+        let wrong = |error: StackError| Problem::new(format!("store: {error}"), "");
+        self.store.check_files().map_err(wrong)?;
+        let (block_bytes, found) = if !StoreDir::exists(&dir) {
+            let Some(block_bytes) = builder.new_block_bytes().map_err(in_config)? else {
+                let why = format!("store.capacity: there is no store in {at}, and no size for one");
+                return Err(Problem::new(why, "give a capacity, or the path of a store").into());
             };
-        }
-        let parent = check_folder("store.path", &dir)?;
-        let free = Size(machine::disk_available(parent).unwrap_or(u64::MAX));
-        match self.store.capacity.map(Size) {
-            Some(wanted) if wanted.0 <= free.0 => Ok(format!("{at} will get {wanted} of {free}")),
-            Some(wanted) => Err(Problem::new(
-                format!("store.capacity: {wanted}, but {free} are free in {}", parent.display()),
-                "give a smaller capacity, or a path on a larger file system",
-            )),
-            None => Err(Problem::new(
-                format!("store.capacity: there is no store in {at}, and no size for one"),
-                "give a capacity, or the path of a store",
-            )),
-        }
+            (block_bytes, format!("{at} will get {}", Size(self.store.capacity.unwrap_or(0))))
+        } else if check {
+            let found = match StoreDir::open(&dir) {
+                Err(StoreDirError::Locked { holder, .. }) => {
+                    let found = format!("the store in {at} is in use by {holder}");
+                    return Ok(found + ": its shape was not read");
+                }
+                found => found.map_err(|error| wrong(error.into()))?,
+            };
+            self.store.check_dir(&found).map_err(wrong)?;
+            let checked = self.check_shape(found);
+            let wrong = |error: anyhow::Error| Problem::new(format!("store: {error}"), "");
+            (checked.map_err(wrong)?, format!("there is a store in {at}"))
+        } else {
+            return Ok(String::new());
+        };
+        settings.check(&self.shape, block_bytes).map_err(user_error)?;
+        Ok(found)
     }
 
-    /// Refuses a store with blocks of another shape.
-    fn check_shape(&self, found: StoreDir) -> anyhow::Result<()> {
+    /// Refuses a store with blocks of another shape. Returns the bytes of one on the devices.
+    fn check_shape(&self, found: StoreDir) -> anyhow::Result<u64> {
         let devices = offline::attach(found)?;
         let members = Store::media(devices.attached())?.into_iter().map(|mut medium| {
             let found = Superblock::read(&mut *medium.io)?;
@@ -323,8 +322,10 @@ impl Fixed {
         });
         let members = members.collect::<anyhow::Result<Vec<_>>>()?;
         let (shape, codec) = (Some(self.shape), self.store.codec);
-        check_set(&members, &Expected { shape, codec, ..Expected::default() })?;
-        devices.shut_down().map_err(user_error)
+        let superblocks = check_set(&members, &Expected { shape, codec, ..Expected::default() })?;
+        let block_bytes = superblocks[0].geometry().map_or(0, |geometry| geometry.file_bytes());
+        devices.shut_down().map_err(user_error)?;
+        Ok(block_bytes)
     }
 
     /// Returns the settings of the configuration as it is now, unless it changes something else.
@@ -349,31 +350,65 @@ impl Fixed {
     }
 }
 
-/// Adds the nearest name to serde's message on an unknown one, which lists all in backticks.
-fn misspelt(why: String) -> String {
+/// Puts an error of a configuration in a person's words, with its line and the nearest name.
+/// Returns a hint, too.
+fn in_words(error: &basic_toml::Error, text: &str) -> (String, &'static str) {
+    let said = error.to_string();
+    let (said, place) = said.rsplit_once(" at line ").unwrap_or((&said, ""));
+    let keyed = said.strip_suffix('`').and_then(|it| it.rsplit_once(" for key `"));
+    let (why, key) = keyed.unwrap_or((said, ""));
+    // serde lists all names in backticks; an option of the store has its own at the beginning.
     let mut names = why.split('`').skip(1).step_by(2);
-    match names.next().filter(|_| why.starts_with("unknown field")) {
-        Some(given) => format!("{why}{}", nearest(given, names)),
-        None => why,
-    }
+    let unknown = names.next().filter(|_| why.starts_with("unknown field"));
+    let option = why.split_once(": ").map(|it| it.0);
+    let option = option.filter(|it| key == "store" && !it.contains(' '));
+    let (table, name) = match unknown.or(option) {
+        Some(name) => (key, name),
+        None => key.rsplit_once('.').unwrap_or(("", key)),
+    };
+    // Of a line that it does not know, the library says that of the last table.
+    let (line, column) = place.split_once(" column ").unwrap_or((place, ""));
+    let is_guessed = column == "1" && !why.starts_with("duplicate");
+    let line = match line_of(text, table, name).filter(|_| is_guessed) {
+        Some((line, given)) => {
+            let brackets = if key == "limit" { "[[limit]]".to_owned() } else { format!("[{key}]") };
+            if why.starts_with("invalid type") && given.starts_with('[') && given != brackets {
+                return (format!("line {line}: {given}: write {brackets}"), "");
+            }
+            format!("line {line}: ")
+        }
+        None if why.starts_with("missing field") => String::new(),
+        None => format!("line {line}: "),
+    };
+    let dot = if option.is_some() { "." } else { ": " };
+    let key = if key.is_empty() { String::new() } else { format!("{key}{dot}") };
+    let why = why.replace("expected u32", "expected a whole number from 0 to 4294967295");
+    let why = why.replace("expected a sequence", "expected a list");
+    let nearest = unknown.map_or(String::new(), |given| nearest(given, names));
+    let hint = if option.is_some() || why.contains(": give ") { "" } else { HINT };
+    (format!("{line}{key}{why}{nearest}"), hint)
 }
 
-/// Returns the folder of a path, in which this user can make files.
-fn check_folder<'a>(key: &str, path: &'a Path) -> Result<&'a Path, Problem> {
-    let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).map(|()| folder).map_err(
-        |error| {
-            let why = format!("{key} {}: in {}: {error}", path.display(), folder.display());
-            Problem::new(why, "make the folder, or give the user of the server access to it")
-        },
-    )
+/// Returns the number and the text of the line with a name in a table, or with that of a table.
+fn line_of<'a>(text: &'a str, table: &str, name: &str) -> Option<(usize, &'a str)> {
+    let mut at = "";
+    (1..).zip(text.lines().map(str::trim)).find(|(_, line)| {
+        let inside = line.trim_start_matches('[');
+        let (is_header, was_at) = (inside.len() < line.len(), at);
+        let word = inside.split(['=', ']', ' ', '\t']).next().unwrap_or_default();
+        if is_header {
+            at = word;
+        }
+        word == name && !word.is_empty() && table == if is_header { "" } else { was_at }
+    })
 }
 
 /// Reads a token, which others than its owner and group must not be able to read.
 pub(crate) fn read_token(path: &Path) -> Result<String, String> {
     let path = &*expand_home(path);
     let wrong = |why: String| format!("token_file {}: {why}", path.display());
-    let bytes = read_file(path, 4096).map_err(|error| wrong(error.to_string()))?;
+    let make = "make one that only this user may read: umask 077; head -c 24 /dev/urandom | base64";
+    let bytes = read_file(path, 4096).map_err(|error| wrong(format!("{error}; {make}")))?;
     let mode = path.metadata().map_err(|error| wrong(error.to_string()))?.mode();
     if mode & 0o007 != 0 {
         return Err(wrong(format!(
@@ -386,8 +421,9 @@ pub(crate) fn read_token(path: &Path) -> Result<String, String> {
     let is_plain = token.bytes().all(|byte| byte.is_ascii_graphic());
     if !is_plain || !TOKEN_BYTES.contains(&token.len()) {
         let (least, most) = (TOKEN_BYTES.start(), TOKEN_BYTES.end());
-        let why = format!("a line of {least} to {most} ASCII characters without blanks is needed");
-        return Err(wrong(why));
+        return Err(wrong(format!(
+            "a line of {least} to {most} ASCII characters without blanks is needed; {make}"
+        )));
     }
     Ok(token.to_owned())
 }
@@ -400,9 +436,10 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
     };
     let Plan { fixed, settings } = Plan::read(config)?;
     let builder = fixed.builder().map_err(|why| Problem::new(why, ""))?;
+    builder.check_memory(1).map_err(in_config)?;
+    // Also before a start, which is not to leave a new store that nobody serves.
+    let found = fixed.look(&builder, &settings, flags.check)?;
     if flags.check {
-        builder.check_memory(1).map_err(in_config)?;
-        let found = fixed.look()?;
         terminal::print(format_args!("ok: {}: {found}", config.display()))?;
         return Ok(0);
     }
@@ -424,7 +461,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
 fn in_config(error: StackError) -> anyhow::Error {
     match error {
         StackError::Config { field, problem } => {
-            Problem::new(format!("store.{field}: {problem}"), HINT).into()
+            Problem::new(format!("store.{field}: {problem}"), "").into()
         }
         error => user_error(error),
     }

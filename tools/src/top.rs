@@ -4,6 +4,7 @@ mod figures;
 mod scrape;
 
 use std::io::IsTerminal as _;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -75,13 +76,21 @@ fn screen() -> Option<ProgressBar> {
     Some(screen)
 }
 
+/// Parses the IP address or `localhost`, and the port, of a server.
+pub(crate) fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    let found = text.replace("localhost:", "127.0.0.1:").parse();
+    found.map_err(|_| {
+        format!("{text:?}: give an IP address and a port, such as 127.0.0.1:9500 or [::1]:9500")
+    })
+}
+
 /// Parses an address to read from: other than one to serve at, it may be any machine's, or a URL.
 fn address(text: &str) -> Result<MetricsAddress, String> {
     let text =
         text.strip_prefix("http://").map_or(text, |url| url.split('/').next().unwrap_or(url));
-    let host = text.strip_prefix("public:").unwrap_or(text).replace("localhost:", "127.0.0.1:");
+    let host = text.strip_prefix("public:").unwrap_or(text);
     let is_file = || text.parse::<u16>().is_err() && Path::new(text).exists();
-    match host.parse() {
+    match socket_address(host) {
         Ok(address) => Ok(MetricsAddress::Tcp(address)),
         Err(_) if is_file() => Ok(MetricsAddress::Unix(text.into())),
         Err(_) => text.parse(),

@@ -105,7 +105,7 @@ fn a_server_is_asked_and_ended() {
         assert_eq!(found.status.code(), Some(2), "{}", text(&found.stdout));
         assert!(text(&found.stderr).contains(why), "{}", text(&found.stderr));
     };
-    refuse("16MiB", "32MiB", "capacity or devices changed");
+    refuse("16MiB", "32MiB", "ask for a capacity of 16MiB");
     // A second one on the same store.
     let second = ripieno(&["serve", "--config", &config]).output().unwrap();
     assert_eq!(second.status.code(), Some(2), "{}", text(&second.stderr));
@@ -216,7 +216,7 @@ fn a_configuration_is_read_again_and_a_port_has_a_token() {
     fs::write(&config, &small).unwrap();
     let refused = over_tcp("reload");
     assert_eq!(refused.status.code(), Some(2));
-    let wanted = "stored of user 1001 is 1024 bytes, and a block of this store takes";
+    let wanted = "stored of user 1001: 1 KiB is too little: a block of this store takes 16 KiB";
     assert!(text(&refused.stderr).contains(wanted), "{}", text(&refused.stderr));
     drop(server);
     let output = ripieno(&["serve", "--config", &config]).output().unwrap();
@@ -242,16 +242,17 @@ fn bad_input_is_refused() {
     let good = fs::read_to_string(&config).unwrap();
     let at = dir.path().display().to_string();
     for (from, to, why) in [
-        ("16MiB", "900TiB", "are free in"),
+        ("16MiB", "900TiB", "are free on this file system"),
         ("capacity = \"16MiB\"", "", "no size for one"),
-        (&format!("{at}/store"), "/nowhere/store", "store.path /nowhere/store"),
-        (&format!("{at}/socket"), "/nowhere/socket", "socket /nowhere/socket"),
+        (&format!("{at}/store"), "/nowhere/store", "name a directory whose parent exists"),
+        (&format!("{at}/socket"), "/nowhere/socket", "make the directory first"),
         ("segments", "segment", "is it segments?"),
-        ("[store]", "[http]\naddress = \"localhost:80\"\n[store]", "give an IP address and a port"),
+        ("[store]", "[http]\naddress = \"localhost\"\n[store]", "give an IP address and a port"),
         ("16MiB", "1KiB", "at least a MiB a device"),
         (&format!("{at}/store"), &at, "the directory holds something else"),
+        (&format!("{at}/store"), &config, "it is a file: give a directory"),
         (&format!("{at}/socket"), &config, "a file that is no socket"),
-        (&format!("{at}/socket"), &format!("{at}/{}", "x".repeat(108)), "more than 107 bytes"),
+        (&format!("{at}/socket"), &format!("{at}/{}", "x".repeat(108)), "107 bytes at most"),
     ] {
         fs::write(&config, good.replace(from, to)).unwrap();
         let wrong = ripieno(&["serve", "--check", "--config", &config]).output().unwrap();
@@ -296,4 +297,153 @@ fn a_tilde_in_a_configuration_is_the_home_of_the_user() {
     BufReader::new(server.0.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains(dir.path().to_str().unwrap()), "{line}");
     assert!(dir.path().join("store/home.json").exists());
+}
+
+/// Returns what a start with this configuration says. It must end with exit code 2 and leave no
+/// store, and `--check` must say the same.
+fn refused(dir: &Path, config: &str) -> String {
+    let [check, start] = [&["--check"][..], &[]].map(|flags| {
+        let mut command = ripieno(&[&["serve", "--config", config], flags].concat());
+        // Otherwise it would serve for ever.
+        let mut server = Server(command.stderr(Stdio::piped()).spawn().unwrap());
+        let mut log = BufReader::new(server.0.stderr.take().unwrap());
+        let mut said = String::new();
+        log.read_line(&mut said).unwrap();
+        assert!(said.starts_with("error: "), "{flags:?}: {said}");
+        log.read_to_string(&mut said).unwrap();
+        assert_eq!(server.0.wait().unwrap().code(), Some(2), "{flags:?}: {said}");
+        assert!(!dir.join("store").exists(), "{flags:?}: {said}");
+        said
+    });
+    assert_eq!(check, start);
+    start
+}
+
+#[test]
+fn a_check_refuses_what_a_start_refuses_and_no_store_stays_behind() {
+    let dir = TempDir::new().unwrap();
+    let at = dir.path();
+    let config = config(at);
+    let good = fs::read_to_string(&config).unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (token, port) = (at.join("token"), taken.local_addr().unwrap().port());
+    fs::write(&token, "0123456789abcdef").unwrap();
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    let http = format!("[http]\naddress = \"localhost:{port}\"\ntoken_file = {token:?}\n[store]");
+    let limit = |key: &str| format!("[[limit]]\nuser = 1001\n{key}\n[store]");
+    for (from, to, why) in [
+        ("16MiB", "1MiB", "store.capacity: 1 MiB have no room for a block; give "),
+        ("[shape]", "dram = \"1KiB\"\n[shape]", "store.dram: 1 KiB have no room for a block of 16"),
+        ("[store]", "pool_max = \"1KiB\"\n[store]", "pool_max: 1 KiB is too little"),
+        ("[store]", "[pins]\nbytes = \"1KiB\"\n[store]", "pins.bytes: 1 KiB is too little"),
+        ("[store]", &limit("stored = \"1KiB\""), "stored of user 1001: 1 KiB is too little"),
+        ("[store]", &limit("bandwidth = \"1B\""), "bandwidth of user 1001: 1 B is too little"),
+        ("[store]", &http, "end the program that listens there, or name another port"),
+    ] {
+        fs::write(&config, good.replace(from, to)).unwrap();
+        let said = refused(at, &config);
+        assert!(said.contains(why), "{to}: {said}");
+    }
+    // A server has the socket: it may run during a check, and no second one is started.
+    fs::write(&config, good.replace("/store\"", "/other\"")).unwrap();
+    let server = serve(&config);
+    fs::write(&config, &good).unwrap();
+    let checked = ripieno(&["serve", "--check", "--config", &config]).output().unwrap();
+    assert_eq!(checked.status.code(), Some(0), "{}", text(&checked.stderr));
+    let second = ripieno(&["serve", "--config", &config]).output().unwrap();
+    assert!(text(&second.stderr).contains("a server listens on"), "{}", text(&second.stderr));
+    assert!(second.status.code() == Some(2) && !at.join("store").exists());
+    drop(server);
+    drop(serve(&config));
+    // Of a store that is there, the limits are looked at, too.
+    fs::write(&config, good.replace("[store]", &limit("held = \"1KiB\""))).unwrap();
+    let checked = ripieno(&["serve", "--check", "--config", &config]).output().unwrap();
+    assert!(text(&checked.stderr).contains("held of user 1001"), "{}", text(&checked.stderr));
+}
+
+/// Runs a script in a mount namespace of its own; `None` if this user gets none.
+fn with_mounts(test: &str, script: &str) -> Option<Output> {
+    let may = Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "x", "/mnt"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        crate::store_dir::skipped(test, "no mounts of its own");
+        return None;
+    }
+    Some(Command::new("unshare").args(["-rm", "sh", "-ec", script]).output().unwrap())
+}
+
+#[test]
+fn a_disk_that_is_full_or_takes_no_writes_is_refused_and_nothing_is_left_on_it() {
+    const TEST: &str =
+        "a_disk_that_is_full_or_takes_no_writes_is_refused_and_nothing_is_left_on_it";
+    let dir = TempDir::new().unwrap();
+    let (at, program) = (dir.path().display(), env!("CARGO_BIN_EXE_ripieno"));
+    let config = config(dir.path());
+    let text_of = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text_of.replace("/store\"", "/disk/store\"")).unwrap();
+    fs::create_dir(dir.path().join("disk")).unwrap();
+    let full = format!(
+        "mount -t tmpfs -o size=32M disk {at}/disk; \
+         dd if=/dev/zero of={at}/disk/filler 2>/dev/null || true; \
+         for check in --check ''; do \
+         {program} serve $check --config {config} && exit 1; ls {at}/disk; done; \
+         {program} format --path {at}/disk/store --capacity 16MiB --shape 2,2,4096,16 && exit 1; \
+         ls {at}/disk"
+    );
+    let Some(output) = with_mounts(TEST, &full) else { return };
+    let said = text(&output.stderr);
+    assert_eq!(text(&output.stdout), "filler\nfiller\nfiller\n", "{said}");
+    assert_eq!(said.matches("0 B are free on this file system").count(), 3, "{said}");
+    // A store that was made before.
+    drop(serve(&config));
+    let read_only = format!(
+        "mount --bind {at}/disk {at}/disk; mount -o remount,ro,bind {at}/disk; \
+         for check in --check ''; do {program} serve $check --config {config} && exit 1; done; true"
+    );
+    let Some(output) = with_mounts(TEST, &read_only) else { return };
+    let said = text(&output.stderr);
+    assert_eq!(
+        said.matches("the file system is read-only: mount it for writing").count(),
+        2,
+        "{said}"
+    );
+}
+
+#[test]
+fn words_of_ctl_top_and_serve_are_understood_or_have_a_remedy() {
+    let dir = TempDir::new().unwrap();
+    let config = config(dir.path());
+    let token = dir.path().join("token");
+    fs::write(&token, "0123456789abcdef").unwrap();
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    let http = format!("[http]\naddress = \"127.0.0.1:0\"\ntoken_file = {token:?}\n[store]");
+    fs::write(&config, fs::read_to_string(&config).unwrap().replace("[store]", &http)).unwrap();
+    let (_server, line) = serve_saying(&config);
+    let address = line.trim().rsplit_once("http://").unwrap().1;
+    let local = address.replace("127.0.0.1", "localhost");
+    let [socket, token] = [dir.path().join("socket"), token].map(|it| it.display().to_string());
+    let over_tcp = ["ctl", "--address", &local, "--token-file", &token, "status"];
+    assert_eq!(ripieno(&over_tcp).output().unwrap().status.code(), Some(0));
+    let on = |words: &[&'static str]| [&["ctl", "--socket", &socket], words].concat();
+    for (words, wanted) in [
+        (on(&["quota", "--namespace", "foo"]), "expected a number, as ripieno ctl status shows it"),
+        (on(&["unpin", "x"]), "expected a number, as ripieno ctl pins shows it"),
+        (on(&["unpin", "7"]), "hint: ripieno ctl pins shows them"),
+        (on(&["clear", "--namespace", "7"]), "hint: ripieno ctl status shows them"),
+        (
+            on(&["quota", "--namespace", "0", "--bytes", "10"]),
+            "a quota of 10 B has room for no block: one has 16 KiB\n hint: give more",
+        ),
+        (vec!["ctl", "--address", "127.0.0.1", "status"], "give an IP address and a port"),
+        (vec!["ctl", "--socket", &token, "status"], "it is no socket\n hint: name the socket"),
+        (vec!["top", "--once", &token], "it is no socket"),
+        (vec!["top", "--once", &local], "a server is controlled there, with a token"),
+        (vec!["serve", "-q", "--config", "/nowhere"], "/nowhere: No such file"),
+    ] {
+        let output = ripieno(&words).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(text(&output.stderr).contains(wanted), "{words:?}: {}", text(&output.stderr));
+    }
+    let before = ripieno(&["--json", "ctl", "status"]).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&before.stdout).unwrap();
+    assert_eq!(json["error"]["hint"], "'ctl --json' exists", "{}", text(&before.stderr));
 }

@@ -142,6 +142,7 @@ fn a_port_needs_a_token_that_others_cannot_read() {
         ("0123456789abcde", 0o600, "16 to 1024"),
         ("0123456789 abcdef", 0o600, "without blanks"),
         ("", 0o600, "16 to 1024"),
+        ("", 0o600, "make one that only this user may read"),
     ] {
         let error = set(text, mode).unwrap_err().to_string();
         assert!(error.contains(why) && !error.contains("0123456789"), "{error}");
@@ -205,6 +206,55 @@ fn a_wrong_configuration_is_named() {
         let error = plan(&GOOD.replace(from, to)).unwrap_err().to_string();
         assert!(error.contains(why) && error.contains("ripieno.toml"), "{to}: {error}");
     }
-    let missing = Plan::read(Path::new("/nowhere/ripieno.toml")).unwrap_err().to_string();
-    assert!(missing.contains("/nowhere/ripieno.toml"), "{missing}");
+    let missing = Plan::read(Path::new("/nowhere/ripieno.toml")).unwrap_err();
+    assert!(missing.to_string().contains("/nowhere/ripieno.toml"), "{missing}");
+    assert!(missing.hint().contains("--print-config prints one to begin with"), "{missing:?}");
+}
+
+#[test]
+fn an_error_of_a_configuration_has_its_line_and_a_person_s_words() {
+    const NUMBER: &str = "expected a whole number from 0 to 4294967295";
+    let limits = "[[limit]]\nuser = 1001\nbandwidth = \"1GiB\"";
+    let two = &format!("{limits}\n[[limit]]\nuser = 7\nclients = \"x\"");
+    for (from, to, why, hint) in [
+        ("socket", "sokcet", "line 2: unknown field `sokcet`", HINT),
+        ("[store]", "[stor]", "line 15: unknown field `stor`", HINT),
+        ("ttl_max", "ttlmax", "line 13: pins: unknown field `ttlmax`", HINT),
+        ("100GiB", "100GaB", "line 17: store.capacity: \"100GaB\" was given", ""),
+        ("devices = 2", "queues = 65", "line 18: store.queues: \"65\" was given", ""),
+        ("devices = 2", "path = \"x\"", "line 18: store: duplicate key: `path`", HINT),
+        ("\nlayers = 32", "", "line 20: shape: missing field `layers`", HINT),
+        ("socket = \"/run/ripieno/ripieno.sock\"", "", "toml: missing field `socket`", HINT),
+        ("= 32\nseg", "= \"four\"\nseg", NUMBER, HINT),
+        (
+            "[1001]",
+            "[\"root\"]",
+            &format!("line 3: users: invalid type: string \"root\", {NUMBER}"),
+            HINT,
+        ),
+        ("[1001]", "1001", "line 3: users: invalid type: integer `1001`, expected a list", HINT),
+        (
+            limits,
+            two,
+            &format!("line 12: limit.clients: invalid type: string \"x\", {NUMBER}"),
+            HINT,
+        ),
+        ("[[limit]]", "[limit]", "line 7: [limit]: write [[limit]]", ""),
+        ("[store]", "[[store]]", "line 15: [[store]]: write [store]", ""),
+        ("[shape]", "[[shape]]", "line 20: [[shape]]: write [shape]", ""),
+        ("clients = 8", "clients = 0", "clients: at least one is needed", ""),
+        (
+            "[store]",
+            "[http]\naddress = \"::1\"\n[store]",
+            "line 16: http.address: \"::1\": give",
+            "",
+        ),
+        ("clients = 8", "clients = 8x", "line 4: invalid number", HINT),
+    ] {
+        let text = GOOD.replacen(from, to, 1);
+        assert_ne!(text, GOOD, "{from}");
+        let error = plan(&text).unwrap_err();
+        assert!(error.to_string().contains(why), "{to}: {error}");
+        assert_eq!(error.hint(), hint, "{to}: {error}");
+    }
 }

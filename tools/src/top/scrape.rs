@@ -18,6 +18,10 @@ impl Scrape {
     pub(crate) fn read(address: &MetricsAddress) -> io::Result<Self> {
         let answer = http::ask(address, ("GET", "/metrics"), "", b"", TIMEOUT)?;
         let answer = String::from_utf8_lossy(&answer);
+        if answer.starts_with("HTTP/1.1 401 ") {
+            let why = "a server is controlled there, with a token (ripieno ctl metrics)";
+            return Err(io::Error::other(why));
+        }
         Self::parse(&answer).ok_or_else(|| io::Error::other("the answer is not that of a store"))
     }
 
