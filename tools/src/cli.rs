@@ -32,7 +32,7 @@ use crate::serve::{self, ServeFlags};
 use crate::sim::{self, SimFlags};
 use crate::terminal::{self, say};
 use crate::top::{self, TopFlags};
-use crate::{doctor, replay};
+use crate::{doctor, fio, replay};
 
 const ENVIRONMENT: &str = "\
 Exit codes:
@@ -619,7 +619,7 @@ fn tip(error: &clap::Error, path: &Path) -> Option<String> {
     match (places.next(), now) {
         (Some(found), _) => Some(found),
         (None, Some(now)) => Some(format!("its name is --{now}; ripieno options explains it")),
-        (None, None) if path.has("iodepth") => fio(&name).map(str::to_owned),
+        (None, None) if path.has("iodepth") => fio::word(&name).map(str::to_owned),
         (None, None) => path.below(given),
     }
 }
@@ -641,45 +641,7 @@ fn program(given: &str) -> Option<String> {
 fn fio_tip(word: &str, path: &Path) -> Option<String> {
     let name = word.strip_prefix("--")?.split('=').next()?;
     let is_other = path.has("iodepth") && !path.has(name);
-    is_other.then(|| Some(format!("--{name}: {}", fio(&name.replace('-', "_"))?)))?
-}
-
-/// Says what `bench raw` has for a parameter of fio.
-fn fio(name: &str) -> Option<&'static str> {
-    Some(match name {
-        "blocksize" => "it is --bs here",
-        "bsrange" | "bssplit" => "it is --bs here: sizes, each of which is measured by itself",
-        "filename" | "directory" => "it is --path DIR, --block /dev/nvme1n1 or --devices here",
-        "filesize" | "io_size" => "it is --size here: what is used of each device",
-        "loops" | "number_ios" => "it is --runtime here: a measurement ends by time",
-        "nrfiles" => "it is --devices here: a number of files",
-        "numjobs" => "it is --queues here: queue pairs of each device, all used by one thread",
-        "output" => "results are on stdout: write > FILE",
-        "output_format" => "it is --json here",
-        "rwmixwrite" => "it is --rwmixread here, the part that is read: 100 less this",
-        "offset" => "leave it out: the area begins at the device's start; --size says how much",
-        "invalidate" => "leave it out: direct transfers have no cache to invalidate",
-        "iodepth_batch" | "iodepth_batch_submit" | "iodepth_batch_complete" => {
-            "leave it out: all that fits in --iodepth is submitted together"
-        }
-        "ramp_time" => "it is --ramp here",
-        "randseed" => "it is --seed here",
-        "readwrite" => "it is --rw here",
-        "direct" | "group_reporting" | "norandommap" | "percentile_list" | "randrepeat"
-        | "registerfiles" | "thread" | "time_based" | "verify" => "leave it out: it is always on",
-        "fixedbufs" => "leave it out: the executor registers buffers, or does not",
-        "refill_buffers" => "leave it out: buffers are filled once, with random bytes",
-        "buffered" | "end_fsync" | "fsync" | "latency_target" | "rate" | "rate_iops" | "sync"
-        | "thinktime" | "zero_buffers" => {
-            "leave it out: here are direct transfers of random bytes, as many as fit in --iodepth"
-        }
-        "eta" | "status_interval" | "write_bw_log" | "write_lat_log" => {
-            "leave it out: a measurement has one result, a row"
-        }
-        "ioengine" => "leave it out: --executor file is io_uring, the others are NVMe queues",
-        "name" => "leave it out: each measurement has a row",
-        _ => return None,
-    })
+    is_other.then(|| Some(format!("--{name}: {}", fio::word(&name.replace('-', "_"))?)))?
 }
 
 /// Returns the flag of a command for a device or a directory.

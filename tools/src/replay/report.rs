@@ -260,6 +260,12 @@ impl Report {
         format!("{what}, LBA {lba_bytes} bytes, MDTS {limit}")
     }
 
+    /// Returns the hits without limits. In a store that was there before there are more.
+    fn ideal(&self, hits: u64) -> String {
+        let ideal = grouped(self.ideal_hits);
+        if hits > self.ideal_hits { String::new() } else { format!("; without limits {ideal}") }
+    }
+
     fn results(&self) -> Vec<[String; 3]> {
         let Outcome { tally, stats, wall_s, memcpy_gib_s, interrupted } = &self.outcome;
         let ring = &stats.plane.ring.total;
@@ -281,15 +287,7 @@ impl Report {
             row(
                 "hits",
                 format!("{} of {}", grouped(hit), grouped(asked)),
-                // A store that was there before has more.
-                match hit <= self.ideal_hits {
-                    true => format!(
-                        "{:.1} % of trace blocks; without limits {}",
-                        100.0 * ratio(hit, asked),
-                        grouped(self.ideal_hits)
-                    ),
-                    false => format!("{:.1} % of trace blocks", 100.0 * ratio(hit, asked)),
-                },
+                format!("{:.1} % of trace blocks{}", 100.0 * ratio(hit, asked), self.ideal(hit)),
             ),
             row("retrieved", Size(retrieved), rate(&tally.retrieve)),
             row("stored", Size(stored), rate(&tally.store)),

@@ -16,7 +16,7 @@ pub enum StoreDirError {
     Missing {
         /// The directory.
         dir: PathBuf,
-        /// What makes it look like one.
+        /// The files that make it look like one.
         found: String,
     },
     /// The directory holds a store already.
