@@ -188,7 +188,8 @@ impl Mover {
         let Some(job) = self.jobs.get(ticket.job) else { return Vec::new() };
         // Files that are read ahead may have been rewritten meanwhile. A request that needs them
         // finds out.
-        if job.is_ahead || job.direction == Direction::Write {
+        // After the first layer, others fail with what that one found.
+        if job.is_ahead || job.direction == Direction::Write || job.failure.is_some() {
             return Vec::new();
         }
         let of = |wanted: fn(IoStatus) -> bool| {
