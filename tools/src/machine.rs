@@ -30,7 +30,7 @@ pub(crate) fn disk_available(directory: &Path) -> std::io::Result<u64> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Rejects files of `needed` bytes in `directory` if fewer are free in `at`, where it is or will be.
+/// Rejects files of `needed` bytes in `directory` if fewer are free in `at`, where it will be.
 pub(crate) fn check_disk(
     directory: &Path,
     at: &Path,
