@@ -73,5 +73,5 @@ def test_a_store_keeps_its_size(tmp_path, capacity, devices, said):
 def test_too_little_is_not_damage(tmp_path):
     with pytest.raises(ripieno.InvalidError, match="^capacity: .* give more"):
         prepared(tmp_path, "a", MIB)
-    with pytest.raises(ripieno.InvalidError, match="at least a MiB a device: 1000 bytes"):
+    with pytest.raises(ripieno.InvalidError, match="at least a MiB a device: 1000 B"):
         prepared(tmp_path, "b", 1000)

@@ -32,7 +32,8 @@ pub(crate) struct FormatFlags {
     #[command(flatten)]
     options: StoreFlags<Self>,
 
-    /// Model that gives the shape of the KV cache: tiny, llama-3-8b, qwen3-32b or deepseek-v3-mla
+    /// Model that gives the shape of the KV cache: tiny, mini, llama-3-8b, qwen3-32b or
+    /// deepseek-v3-mla
     #[arg(long, value_name = "NAME", default_value = model::DEFAULT, value_parser = model::named)]
     model: &'static Model,
 

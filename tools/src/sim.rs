@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 use ripieno_sim::{Machine, Outcome, PARAMETERS, POLICIES, Scenario, compare, comparisons, page};
 
 use crate::file;
-use crate::problem::{Problem, nearest};
+use crate::problem::{Problem, nearest, none_of};
 use crate::progress::Progress;
 use crate::size;
 use crate::table::{fitted, fold};
@@ -21,6 +21,12 @@ use cluster::ClusterFlags;
 use machine::{MachineFlags, check_fit};
 use plan::PlanFlags;
 use workload::{Workload, WorkloadFlags};
+
+/// Number of drives, unless flags say another.
+const DRIVES: u32 = 2;
+
+/// Reason to refuse flags for a scenario.
+const OWN: &str = "a scenario has its own machine and requests";
 
 /// Flags of `ripieno sim`.
 #[derive(Debug, Args)]
@@ -49,7 +55,7 @@ struct TierFlags {
     dram: Option<u64>,
 
     /// Number of drives
-    #[arg(long, value_name = "COUNT", default_value_t = 2, help_heading = "Machine",
+    #[arg(long, value_name = "COUNT", default_value_t = DRIVES, help_heading = "Machine",
         value_parser = size::count::<u32>(1..=256))]
     drives: u32,
 }
@@ -128,13 +134,17 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
         }
         None => &flags.serving,
     };
-    if let Some(page) = &serving.report.html {
+    let page = serving.report.html.as_deref();
+    if let Some(page) = page {
         file::check_output("--html", page)?;
     }
     let outcomes = match &flags.command {
         Some(SimCommand::Plan(flags)) => vec![plan::outcome(flags)?],
         Some(SimCommand::Cluster(flags)) => vec![cluster::outcome(flags)?],
         _ if flags.names.is_empty() => {
+            let report = [("--json", flags.serving.report.json), ("--html", page.is_some())];
+            let hint = "name a scenario, a workload or a trace; ripieno sim lists them";
+            none_of(&report, "there is nothing to report", hint)?;
             terminal::print(list())?;
             return Ok(0);
         }
@@ -185,6 +195,14 @@ fn list() -> String {
 }
 
 fn tasks(flags: &SimFlags, machine: &Machine<'_>) -> Result<Vec<Task>, Problem> {
+    let is_scenario = |name: &String| name == "all" || Scenario::named(name).is_some();
+    if flags.names.iter().any(is_scenario) {
+        let TierFlags { dram, drives } = flags.tiers;
+        let tiers = [("--dram", dram.is_some()), ("--drives", drives != DRIVES)];
+        let serving = &flags.serving;
+        let given = [&tiers[..], &serving.machine.given(), &serving.workload.given()].concat();
+        none_of(&given, OWN, "leave it out; flags of a drive, prices and --parameters do act")?;
+    }
     if flags.names.iter().any(|name| name == "all") {
         return Ok(Scenario::all().iter().map(Task::Scenario).collect());
     }
@@ -209,7 +227,7 @@ fn read(
     let is_name = !name.contains(['/', '.']) && name != "-" && !Path::new(name).exists();
     if is_name && !workload::names().any(|known| known == name) {
         if Scenario::named(name).is_some() {
-            let why = format!("{name}: a scenario has its own machine and requests");
+            let why = format!("{name}: {OWN}");
             return Err(Problem::new(why, format!("use ripieno sim {name}, or name a workload")));
         }
         let scenarios = Scenario::all().iter().map(|it| it.name.as_str());

@@ -123,7 +123,7 @@ fn bad_input_is_refused_in_words() {
         ("--bs 1000", "a multiple of 512"),
         ("--bs 512", "LBAs of 4096 bytes"),
         ("--bs 16m --size 8MiB", "--size: 8 MiB of"),
-        ("--path /tmp --size 900TiB", "900 TiB are needed, but"),
+        ("--path /tmp --size 900TiB", "are needed, but"),
         ("--iodepth 1023 --bs 16m --devices 64", "of memory"),
         ("--route staged --executor cuda", "no pool that objects are staged for"),
         ("--runtime -1", "is no time"),

@@ -184,6 +184,11 @@ fn bad_input_is_named() {
     refused(&["cluster", "tutti-99"], "tutti-99: no such scenario, workload or file");
     refused(&["chatt"], "workload or file; is it chat?");
     refused(&["plan", "tutti-13"], "a scenario has its own machine");
+    for flag in ["--gpu=H200", "--drives=8", "--rate=9", "--abort=50", "--seed=2", "--gpus=4"] {
+        let wanted = format!("{}: a scenario has its own machine", flag.split('=').next().unwrap());
+        refused(&["tutti-13", flag], &wanted);
+    }
+    refused(&["--html=/tmp/x.html"], "--html: there is nothing to report");
     refused(&[path, "--warm-up", "100"], "--warm-up 100: the last request comes after");
     refused(&[path, "--kv-memory", "300MiB"], "request 1: 4096 tokens of prompt and 20 of output");
     refused(&["plan", path, "--model", "llama-3-70b"], "its weights leave no room");

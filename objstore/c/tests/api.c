@@ -97,7 +97,7 @@ static void test_open(const char *home) {
     INVALID("layers", open_with(home, no_layers, &store));
     GIVES(RIPIENO_STATUS_NOT_FOUND, home, open_with(home, no_create, &store));
     CHECK(released == 5);
-    INVALID("4096", open_with(home, small_disk, &store));
+    INVALID("4 KiB are too few", open_with(home, small_disk, &store));
     INVALID("needs", open_with(home, small_store, &store));
     INVALID("pool", open_with(home, short_pool, &store));
     INVALID("rows", open_with(home, few_rows, &store));

@@ -250,7 +250,9 @@ impl Parameters {
         let line = |(name, it): (&String, &Parameter)| {
             let Parameter { value, unit, basis, source } = it;
             let basis = format!("{basis:?}").to_lowercase();
-            format!("{name} is {value:e} {unit} ({basis}: {source})").replace("  ", " ")
+            let is_short = (1e-3..1e6).contains(&value.abs());
+            let value = if is_short { value.to_string() } else { format!("{value:e}") };
+            format!("{name} is {value} {unit} ({basis}: {source})").replace("  ", " ")
         };
         self.0.iter().filter(is_other).map(line).collect()
     }

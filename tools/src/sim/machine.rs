@@ -141,6 +141,18 @@ pub(crate) struct MachineFiles {
 }
 
 impl MachineFlags {
+    /// Returns which flags were given, of those that are not parameters.
+    pub(super) fn given(&self) -> [(&'static str, bool); 6] {
+        [
+            ("--model", self.model.name != LLAMA_3_8B.name),
+            ("--gpu", self.gpu != Gpu::NAMES[0]),
+            ("--gpus", self.gpus != 1),
+            ("--layers", self.layers.is_some()),
+            ("--kv-memory", self.kv_memory.is_some()),
+            ("--scheduler-table", self.scheduler_table.is_some()),
+        ]
+    }
+
     /// Returns the contents of the named files, and the parameters with what flags replace.
     pub(crate) fn files(&self) -> Result<MachineFiles, Problem> {
         let known = self.scheduler_table.as_deref();
