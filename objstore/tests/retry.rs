@@ -80,6 +80,21 @@ fn stores_too_with_the_right_checksums() {
     }
 }
 
+/// Checksums are computed when a command is made. The first write of a layer holds all slots of the
+/// queue until the recovery, so most commands of the layer were never made.
+#[test]
+fn stores_that_a_recovery_overtook_have_checksums() {
+    let mut plan = durable();
+    (plan.options.queues, plan.options.depth) = (1, 4);
+    let mut stack = Stack::new(&plan);
+    let keys = keys(0..16);
+    first(&stack, on(WRITE, FaultAction::Drop).limit(4));
+    assert_eq!(stack.put(&keys, 0), 16);
+    assert!(stack.store.stats().unwrap().plane.recoveries > 0);
+    stack.faults(None);
+    assert_eq!((stack.get(&keys, 20), lost(&stack)), (16, 0));
+}
+
 /// Each attempt is one for the entries that are left.
 #[test]
 fn a_drive_that_fails_one_command_in_five_is_slow_and_nothing_worse() {

@@ -104,9 +104,9 @@ impl Mover {
         else {
             return Some(op);
         };
-        // Checksums of writes that were not sent may be missing: the whole layer computes them.
-        let is_sent = |(_, status): &(u32, IoStatus)| *status != IoStatus::Cancelled;
-        let is_part = job.direction == Direction::Read || failed.iter().all(is_sent);
+        // A write that was not sent before a recovery has no checksums, and nothing tells which were
+        // sent: the whole layer computes them again.
+        let is_part = job.direction == Direction::Read;
         let part = is_part.then(|| failed.iter().map(|(index, _)| *index).collect());
         op.attempts = Attempts { since, failures: before + 1, part, again: Some((due, failure)) };
         job.in_flight += 1;
