@@ -89,7 +89,7 @@ impl Mover {
         failure: Failure,
         failed: &Failed,
     ) -> Option<Op> {
-        let (now, options) = (self.clock.now(), &self.setup.options);
+        let (now, recoveries, options) = (self.clock.now(), self.recoveries(), &self.setup.options);
         let Ok(job) = self.jobs.get_mut(op.ticket.job) else { return Some(op) };
         let is_wanted = !job.abandoned && !job.is_ahead && job.failure.is_none();
         let Attempts { since, failures: before, .. } = op.attempts;
@@ -104,9 +104,11 @@ impl Mover {
         else {
             return Some(op);
         };
-        // A write that was not sent before a recovery has no checksums, and nothing tells which were
-        // sent: the whole layer computes them again.
-        let is_part = job.direction == Direction::Read;
+        // A write that a recovery overtook may not have been made, and has no checksum then.
+        // Without a recovery, the devices have answered all that failed.
+        let is_answered = |(_, status): &(u32, IoStatus)| matches!(status, IoStatus::Nvme(_));
+        let is_part = job.direction == Direction::Read
+            || job.recoveries == recoveries && failed.iter().all(is_answered);
         let part = is_part.then(|| failed.iter().map(|(index, _)| *index).collect());
         op.attempts = Attempts { since, failures: before + 1, part, again: Some((due, failure)) };
         job.in_flight += 1;
