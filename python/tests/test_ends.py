@@ -363,6 +363,7 @@ ARGUMENTS = {
         "namespace": (ripieno.Namespace(),),
         "lookup": (0, keys(0)),
         "are_stored": (0, keys(0)),
+        "state_of": (0, keys(0)[0]),
         "files": (0, keys(0)),
         "acquire": (0, keys(0)),
         "release": (0,),

@@ -71,7 +71,7 @@ impl Mover {
                 self.moved(ticket, done);
             }
             Err((failure, failed)) => {
-                let lost = self.lost_files(ticket, &failed);
+                let lost = self.lost_files(&op, &failed);
                 if let Some(op) = self.send_later(op, failure, &failed) {
                     self.jobs.trust(&lost);
                     self.jobs.lost.extend(lost);
@@ -186,22 +186,31 @@ impl Mover {
     /// Returns the files whose data is lost: of which an object cannot be read from its medium, or
     /// has differed from its checksum twice. Errors of a controller, a queue or a link are not
     /// those of a file.
-    fn lost_files(&mut self, ticket: Ticket, failed: &Failed) -> Vec<FileId> {
-        let Some(job) = self.jobs.get(ticket.job) else { return Vec::new() };
+    fn lost_files(&mut self, op: &Op, failed: &Failed) -> Vec<FileId> {
+        let Ok(job) = self.jobs.get_mut(op.ticket.job) else { return Vec::new() };
         // Files that are read ahead may have been rewritten meanwhile. A request that needs them
         // finds out.
-        // After the first layer, others fail with what that one found.
-        if job.is_ahead || job.direction == Direction::Write || job.failure.is_some() {
+        if job.is_ahead || job.direction == Direction::Write {
             return Vec::new();
         }
-        let of = |wanted: fn(IoStatus) -> bool| {
-            let files = failed.iter().filter(|(_, status)| wanted(*status));
-            let files: BTreeSet<_> = files.map(|(at, _)| job.moves[*at as usize].file).collect();
-            files
-        };
-        let mut lost = of(|status| matches!(status, IoStatus::Nvme(status) if status.is_loss()));
-        let differing = of(|status| status == IoStatus::Checksum);
-        lost.extend(self.jobs.suspect(differing));
+        // An entry that has failed in a layer has failed for those behind it, too; an operation
+        // that is sent again has statuses of its own.
+        let (noticed, is_again) = (&mut job.noticed, op.attempts.failures > 0);
+        let new = failed.iter().filter(|(at, _)| noticed.insert(*at) || is_again);
+        let (mut lost, mut differing) = (BTreeSet::new(), BTreeSet::new());
+        for (at, status) in new {
+            let file = job.moves[*at as usize].file;
+            match status {
+                IoStatus::Nvme(status) if status.is_loss() => _ = lost.insert(file),
+                IoStatus::Checksum => _ = differing.insert(file),
+                _ => {}
+            }
+        }
+        // Of a request that has failed, nothing is read a second time.
+        match job.failure {
+            Some(_) => lost.extend(differing),
+            None => lost.extend(self.jobs.suspect(differing)),
+        }
         lost.into_iter().collect()
     }
 

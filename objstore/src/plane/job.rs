@@ -108,6 +108,8 @@ pub(super) struct Job {
     pub(super) recoveries: u64,
     /// The first failure.
     pub(super) failure: Option<Failure>,
+    /// Indices of the entries that have failed in a layer.
+    pub(super) noticed: HashSet<u32>,
     /// True when the caller has abandoned it.
     pub(super) abandoned: bool,
 }
@@ -135,6 +137,7 @@ impl Job {
             in_flight: 0,
             recoveries,
             failure: None,
+            noticed: HashSet::new(),
             abandoned: false,
         }
     }
