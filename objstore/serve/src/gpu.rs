@@ -198,13 +198,13 @@ impl Lane {
             _ if queue.is_closed => {
                 return Err(Refusal::new(RefusalKind::Limit, "the session has ended"));
             }
-            Some(CopyState::Moved) => return Err(StoreError::InFlight { layer }.into()),
+            Some(CopyState::InFlight) => return Err(StoreError::InFlight { layer }.into()),
             Some(_) => {}
             None => {
                 return Err(StoreError::NoSuchLayer { layer, layers: shape.layers }.into());
             }
         }
-        moving.on_gpu.set(layer, CopyState::Moved);
+        moving.on_gpu.set(layer, CopyState::InFlight);
         let (moving, at) = (moving.clone(), Stage::Stream(after));
         queue.moves.push(LayerMove { moving, layer, at, since: Instant::now() });
         changed.notify_all();
@@ -214,7 +214,7 @@ impl Lane {
     /// Returns true if a layer that was started has ended.
     pub(crate) fn poll(&self, moving: &Moving, layer: Layer) -> Result<bool, Refusal> {
         match moving.on_gpu.get(layer) {
-            Some(CopyState::Moved) => Ok(false),
+            Some(CopyState::InFlight) => Ok(false),
             Some(CopyState::Ended) => Ok(true),
             Some(CopyState::Failed(why)) => Err(StoreError::Stream { cause: why }.into()),
             // An error.
@@ -224,7 +224,7 @@ impl Lane {
 
     /// Waits for a layer that was started. Each of its stages has a limit of time.
     pub(crate) fn wait(&self, moving: &Moving, layer: Layer) -> Result<(), Refusal> {
-        self.inner.wait_while(|_| matches!(moving.on_gpu.get(layer), Some(CopyState::Moved)))?;
+        self.inner.wait_while(|_| matches!(moving.on_gpu.get(layer), Some(CopyState::InFlight)))?;
         self.poll(moving, layer).map(drop)
     }
 

@@ -33,7 +33,7 @@ pub(crate) struct OnGpu {
 #[derive(Debug, Clone)]
 pub(crate) enum CopyState {
     Idle,
-    Moved,
+    InFlight,
     Ended,
     Failed(String),
 }

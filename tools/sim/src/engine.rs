@@ -179,7 +179,7 @@ pub struct Report {
     pub spans: Vec<Span>,
 }
 
-/// Who brings later requests.
+/// The source of later requests.
 #[derive(Debug)]
 struct Sessions {
     /// True if a router hands the engine its requests: it serves no others.
