@@ -270,7 +270,8 @@ def live(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catal
     # If it hung, the log from the stacks on: the innermost call comes first.
     since = life.said.find("Timeout (")
     said = life.said[since:][:9000] if since >= 0 else life.said[-6000:]
-    assert life.error is None, f"{said}\n{life.error}"
+    # The error comes first: a log of CI may leave out the end of a long message.
+    assert life.error is None, f"{life.error}\n{said}"
     # pytest shows it if the test fails.
     print(said)
     return life.value

@@ -268,5 +268,5 @@ def check(found, said, life):
 
 def test_a_slow_store_is_not_waited_for(model, both, said, clocks):
     life = life_of(slow_and_fast, model=model, options=both, plane=Slow, declines=True)
-    assert life.error is None, life.said[-6000:] + life.error
+    assert life.error is None, f"{life.error}\n{life.said[-6000:]}"
     check(life.value, said, life)

@@ -26,7 +26,7 @@ A_BLOCKS, B_BLOCKS = whole(A) // BLOCK, whole(B) // BLOCK
 
 
 def lines(life, text):
-    assert life.error is None, f"{life.said[-6000:]}\n{life.error}"
+    assert life.error is None, f"{life.error}\n{life.said[-6000:]}"
     return [line for line in life.said.splitlines() if text in line]
 
 

@@ -81,7 +81,7 @@ def naps(engine):
 def test_transfers_end_before_sleep_and_begin_after_it(model, both, said, keeps):
     options = both | {"keep_on_reset": keeps}
     life = life_of(naps, model=model, options=options, plane=faults.Held)
-    assert life.error is None and " ERROR " not in life.said, f"{life.said[-6000:]}\n{life.error}"
+    assert life.error is None and " ERROR " not in life.said, f"{life.error}\n{life.said[-6000:]}"
     found, stored = life.value
     again = [whole(A)] if keeps else [0]
     assert found == [([said[0]], [0]), ([said[0]], again), ([said[0]], again)]

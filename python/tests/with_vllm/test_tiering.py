@@ -63,7 +63,7 @@ def life_of(body, *args, model, store=None, cpu=128 * CHUNK, blocks=1, tiers=(),
 def live(body, *args, **settings):
     """Returns the body's result and the engine's output."""
     life = life_of(body, *args, **settings)
-    assert life.error is None, f"{life.said[-6000:]}\n{life.error}"
+    assert life.error is None, f"{life.error}\n{life.said[-6000:]}"
     return life.value, life.said
 
 

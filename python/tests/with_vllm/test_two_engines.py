@@ -64,7 +64,7 @@ def life_of(body, *args, store, port=None, **settings):
 def live(body, *args, **settings):
     """Returns the body's result and the engine's output."""
     life = life_of(body, *args, **settings)
-    assert life.error is None, f"{life.said[-6000:]}\n{life.error}"
+    assert life.error is None, f"{life.error}\n{life.said[-6000:]}"
     return life.value, life.said
 
 
