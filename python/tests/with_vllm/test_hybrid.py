@@ -54,6 +54,30 @@ def test_a_shared_prefix_is_found_the_third_time(hybrid, options):
     assert second < third
 
 
+def test_hashes_finer_than_blocks(hybrid, options):
+    """With --prefix-match-unit a block has several hashes, and the last one identifies it. pegaflow
+    0.24.2 took the list for one of a hash each (pegaflow #450): prompts that share the first tokens
+    of a block got each other's."""
+    settings = hybrid | {"prefix_match_unit": 16}
+    unit = max(size for size, _ in live(sizes, **hybrid))
+    shared = tokens(unit + 16)
+    prompts = [shared + tokens(unit) for _ in range(2)]
+
+    def ask(engine, forget=True):
+        answers = []
+        for prompt in prompts:
+            answers.append(engine.ask(prompt))
+            if forget:
+                engine.forget()
+        return answers
+
+    # Of vLLM's own cache: in other chunks, some tokens would be others.
+    expected = live(lambda engine: [ask(engine, False), ask(engine, False)], **settings)[1]
+    assert [cached for _, cached in expected] == [[2 * unit]] * 2
+    live(ask, options=options, **settings)
+    assert live(ask, options=options, **settings) == expected
+
+
 class LeftOut(faults.Plane):
     """A block of each load keeps the bytes that it had."""
 
