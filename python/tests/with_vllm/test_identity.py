@@ -14,6 +14,7 @@ pytest.importorskip("vllm")
 
 import torch  # noqa: E402
 import vllm  # noqa: E402
+from ripieno.vllm.groups import Groups  # noqa: E402
 from ripieno.vllm.identity import (  # noqa: E402
     KEPT,
     NEWER,
@@ -23,7 +24,7 @@ from ripieno.vllm.identity import (  # noqa: E402
     plain,
 )
 from ripieno.vllm.options import Options  # noqa: E402
-from vllm import EngineArgs  # noqa: E402
+from vllm import EngineArgs, SamplingParams  # noqa: E402
 from vllm.config import (  # noqa: E402
     LoRAConfig,
     ModelConfig,
@@ -31,6 +32,10 @@ from vllm.config import (  # noqa: E402
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
+from vllm.utils.hashing import sha256  # noqa: E402
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
+from vllm.v1.request import Request  # noqa: E402
 
 IGNORED = {
     "when and where tokens are computed, not what of": (
@@ -397,6 +402,20 @@ def test_a_tenant_has_a_namespace_and_a_label(config):
     config.model_config.model = "/models/" + "é" * 60
     label = namespace_of(config, cache(), OPTIONS, "", digest).label
     assert label.endswith(f"é salt {digest[:8]}") and 60 < len(label.encode()) <= 64
+
+
+def test_images_are_told_apart_by_all_of_their_hash():
+    init_none_hash(sha256)
+
+    def keys(image):
+        feature = MultiModalFeatureSpec(None, "image", image, PlaceholderRange(0, 48))
+        params, hasher = SamplingParams(), get_request_block_hasher(16, sha256)
+        request = Request("r", [5] * 64, params, None, mm_features=[feature], block_hasher=hasher)
+        return Groups.hashes_of(types.SimpleNamespace(hashes=[1]), request, 0, 0, 4)
+
+    one, other = keys("a" * 60 + "beef"), keys("b" * 60 + "beef")
+    assert len(one) == len(other) == 4
+    assert not set(one) & set(other)
 
 
 def test_values_are_plain_and_the_same_in_each_process():

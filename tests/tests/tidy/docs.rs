@@ -90,6 +90,20 @@ pub const RULES: &[Rule] = &[
         },
         finds: &["a.md:1", "a.md:2", "a.md:7", "a.md:8", "docs/b.md:2", "docs/b.md:2"],
     },
+    Rule {
+        name: "tests that a page names exist",
+        check: named_tests_exist,
+        sample: || {
+            let page = "# Testing\n`other`\n## Faults of others\n| a | b | `test_a`, `b` |\n\
+                        | a | b | `test_c` |\n## More\n`another`\n";
+            vec![
+                ("docs/design/testing.md", page.into()),
+                ("python/tests/test_a.py", "def test_a():\ndef test_cd():\n".into()),
+                ("a/tests/a.rs", "    fn b() {\n".into()),
+            ]
+        },
+        finds: &["docs/design/testing.md:5"],
+    },
 ];
 
 fn crates_say_what_they_are(tree: &Tree) -> Vec<Violation> {
@@ -111,6 +125,22 @@ fn crates_say_what_they_are(tree: &Tree) -> Vec<Violation> {
                 );
                 found.push(Violation::new(file, 1, message));
             }
+        }
+    }
+    found
+}
+
+fn named_tests_exist(tree: &Tree) -> Vec<Violation> {
+    let Some(page) = tree.file("docs/design/testing.md") else { return Vec::new() };
+    let exists = |name: &str| {
+        let heads = [format!("fn {name}("), format!("def {name}(")];
+        tree.files().iter().any(|file| heads.iter().any(|head| file.text.contains(head)))
+    };
+    let mut found = Vec::new();
+    let lines = numbered(&page.text).skip_while(|(_, line)| *line != "## Faults of others").skip(1);
+    for (number, line) in lines.take_while(|(_, line)| !line.starts_with('#')) {
+        for name in line.split('`').skip(1).step_by(2).filter(|name| !exists(name)) {
+            found.push(Violation::new(page, number, format!("no test is called {name}")));
         }
     }
     found
