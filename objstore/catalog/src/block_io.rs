@@ -72,4 +72,4 @@ pub struct BlockError {
 }
 
 #[cfg(test)]
-pub(crate) mod simulated;
+pub(crate) mod tests;

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     BlockKey, Catalog, CatalogError, Codec, DeviceIdentity, DurableCatalog, DurableConfig, KvShape,
     Namespace, NamespaceId, NotDurable, OnDevice, Plan, PolicyKind, Region, Seal, StoreId,
-    Superblock, block_io::simulated::Medium, format_devices,
+    Superblock, block_io::tests::Medium, format_devices,
 };
 
 const BYTES: u64 = 16 << 20;

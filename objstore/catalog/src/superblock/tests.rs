@@ -2,7 +2,7 @@ use nvme_spec::ids::Lba;
 
 use super::*;
 use crate::{
-    block_io::simulated::{Faults, Medium},
+    block_io::tests::{Faults, Medium},
     format::{Plan, format_devices},
 };
 

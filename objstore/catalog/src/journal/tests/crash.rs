@@ -7,7 +7,7 @@ use super::{
 use crate::{
     block_io::{
         BlockIo as _,
-        simulated::{Faults, Medium},
+        tests::{Faults, Medium},
     },
     journal::{Journal, Replayed, rewrite_last, scan_journal},
     record::Record,

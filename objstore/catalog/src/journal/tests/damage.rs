@@ -5,7 +5,7 @@ use super::{
     model::Numbers,
 };
 use crate::{
-    block_io::simulated::Faults,
+    block_io::tests::Faults,
     ids::NamespaceId,
     journal::{JournalError, scan_journal},
     record::Record,

@@ -6,7 +6,7 @@ use nvme_spec::ids::Lba;
 
 use super::model::{FILES, Model, Numbers, WORDS, change};
 use crate::{
-    block_io::simulated::Medium,
+    block_io::tests::Medium,
     codec::Codec,
     format::{Plan, format_devices},
     journal::{Appended, Journal, JournalError},

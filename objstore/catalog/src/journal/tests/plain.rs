@@ -6,7 +6,7 @@ use super::history::{format, formatted, superblock};
 use crate::{
     block_io::{
         BlockIo as _,
-        simulated::{Faults, Medium},
+        tests::{Faults, Medium},
     },
     ids::{FileId, NamespaceId},
     journal::{Journal, JournalError, RecordCounts, scan_journal},

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     BlockKey, Catalog, CatalogConfig, Namespace, NamespaceId, PolicyKind, SnapshotCursor,
-    block_io::simulated::{Faults, Medium},
+    block_io::tests::{Faults, Medium},
     ids::FileId,
     journal::{Journal, JournalError, JournalSalvage, rewrite_journal, salvage_journal},
     record::Record,
