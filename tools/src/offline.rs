@@ -1,7 +1,7 @@
 //! Devices of a store that is not open: for `format`, `inspect`, `fsck` and `scrub`.
 
 use nvme_driver::ControllerOptions;
-use ripieno_stack::{Devices, PoolMemory, StackConfig, StoreDir, StoreDirError};
+use ripieno_stack::{Devices, ErrorKind, PoolMemory, StackConfig, StoreDir};
 
 use crate::problem::user_error;
 use crate::terminal::say;
@@ -30,9 +30,7 @@ pub(crate) fn examine(config: &StackConfig, writes: bool) -> anyhow::Result<Devi
             }
             attach(store_dir)
         }
-        Err(error @ (StoreDirError::Device { .. } | StoreDirError::Damaged { .. })) => {
-            Err(error.into())
-        }
+        Err(error) if error.kind() == ErrorKind::Damaged => Err(error.into()),
         Err(error) => Err(user_error(error.into())),
     }
 }

@@ -19,10 +19,10 @@ use objstore::StoreDevice;
 use crate::{
     arena::Arena,
     chosen::MemoryPlace,
-    error::StackError,
+    error::{StackError, StoreDirError},
     held::MARK,
     size::Size,
-    store_dir::{StoreDirError, file_target, until_released},
+    store_dir::{file_target, until_released},
 };
 
 /// Identity of a drive, independent of its address.

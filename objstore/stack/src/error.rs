@@ -1,6 +1,10 @@
 //! Errors of building and using a store.
 
-use std::{error::Error, io};
+use std::{
+    error::Error,
+    io,
+    path::{Path, PathBuf},
+};
 
 use gio_kernels::cuda::CudaError;
 use kv_catalog::{FormatError, JournalError, LayoutError};
@@ -8,7 +12,7 @@ use nvme_driver::{DmaError, platform::vfio::VfioError, remedy};
 use nvme_emu::EmuError;
 use objstore::{RegistrationError, Route, StoreError};
 
-use crate::{chosen::NotTaken, store_dir::StoreDirError};
+use crate::{chosen::NotTaken, size::Size};
 
 /// An error, whose message says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +134,111 @@ pub enum StackError {
     NotWriting,
 }
 
+/// An error of a store directory, whose message says what was asked, what was found and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreDirError {
+    /// Another process uses the store directory.
+    #[error(
+        "{}: the store is in use by {holder}; it belongs to one process at a time: close it there, \
+         or name another directory",
+        dir.display()
+    )]
+    Locked {
+        /// The directory.
+        dir: PathBuf,
+        /// The process that has it, with its PID, in its own PID namespace, if that is known.
+        holder: String,
+    },
+    /// The operating system refused an operation.
+    #[error("{}: {action} failed: {source}; {hint}", path.display())]
+    Os {
+        /// The file or directory.
+        path: PathBuf,
+        /// The operation.
+        action: &'static str,
+        /// The cause.
+        source: io::Error,
+        /// Advice.
+        hint: &'static str,
+    },
+    /// A medium could not be opened. The message names it and gives advice.
+    #[error("{0}")]
+    Media(io::Error),
+    /// The directory is not what was asked for.
+    #[error("{message}")]
+    Wrong {
+        /// Its class.
+        kind: ErrorKind,
+        /// The reason, with advice.
+        message: String,
+    },
+}
+
+impl StoreDirError {
+    fn at(kind: ErrorKind, path: &Path, why: &str) -> Self {
+        Self::Wrong { kind, message: format!("{}: {why}", path.display()) }
+    }
+
+    pub(crate) fn missing(dir: &Path, found: &str) -> Self {
+        let why = format!("there is no store here{found}; create one, or name another directory");
+        Self::at(ErrorKind::NotFound, dir, &why)
+    }
+
+    /// The process that was making the directory ended before it was complete.
+    pub(crate) fn half_made(dir: &Path) -> Self {
+        let why = "the store directory is incomplete, because the process that was creating it \
+                   ended; it holds no data: create it again";
+        Self::at(ErrorKind::NotFound, dir, why)
+    }
+
+    pub(crate) fn occupied(dir: &Path, why: &str) -> Self {
+        Self::at(ErrorKind::Occupied, dir, why)
+    }
+
+    /// The parameters in `path` cannot be read.
+    pub(crate) fn damaged(path: &Path, why: &str) -> Self {
+        let why = format!(
+            "it does not describe a store directory: {why}; one made by a newer version needs that \
+             version, a damaged one has to be removed and created again"
+        );
+        Self::at(ErrorKind::Damaged, path, &why)
+    }
+
+    /// A device is not the original.
+    pub(crate) fn device(path: &Path, index: usize, why: &str) -> Self {
+        let why = format!(
+            "device {index} of the store {why}; restore the original, or remove the directory and \
+             create it again"
+        );
+        Self::at(ErrorKind::Damaged, path, &why)
+    }
+
+    pub(crate) fn disk_full(dir: &Path, wanted: u64, free: u64) -> Self {
+        let (wanted, free) = (Size(wanted), Size(free));
+        let why = format!(
+            "{wanted} of files are asked for, and {free} are free on this file system; ask for \
+             less, or name a directory on a larger one"
+        );
+        Self::at(ErrorKind::NoSpace, dir, &why)
+    }
+
+    /// The options are invalid; `why` names the valid ones.
+    pub(crate) fn options(why: &str) -> Self {
+        Self::Wrong { kind: ErrorKind::Invalid, message: format!("a store directory {why}") }
+    }
+
+    /// Returns the class of the error.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Locked { .. } => ErrorKind::Locked,
+            Self::Os { .. } | Self::Media(_) => ErrorKind::System,
+            Self::Wrong { kind, .. } => *kind,
+        }
+    }
+}
+
 /// Classes of errors by possible reaction, for interfaces in other languages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -219,7 +328,7 @@ impl StackError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::StoreDir(error) => of_store_dir(error),
+            Self::StoreDir(error) => error.kind(),
             Self::Store(error) => of_store(error),
             Self::Memory(_) | Self::Pool(_) | Self::Config { .. } | Self::NotWriting => {
                 ErrorKind::Invalid
@@ -229,18 +338,6 @@ impl StackError {
             Self::Served { kind, .. } => *kind,
             _ => ErrorKind::System,
         }
-    }
-}
-
-fn of_store_dir(error: &StoreDirError) -> ErrorKind {
-    match error {
-        StoreDirError::Missing { .. } | StoreDirError::HalfMade { .. } => ErrorKind::NotFound,
-        StoreDirError::Exists { .. } | StoreDirError::NotEmpty { .. } => ErrorKind::Occupied,
-        StoreDirError::Locked { .. } => ErrorKind::Locked,
-        StoreDirError::Damaged { .. } | StoreDirError::Device { .. } => ErrorKind::Damaged,
-        StoreDirError::DiskFull { .. } => ErrorKind::NoSpace,
-        StoreDirError::Options { .. } | StoreDirError::Resized { .. } => ErrorKind::Invalid,
-        _ => ErrorKind::System,
     }
 }
 

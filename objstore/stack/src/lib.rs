@@ -130,7 +130,7 @@ pub use drives::{
     reset_subsystem, vfio_space,
 };
 pub use emulation::{EMU_DEPTH, EMU_QUEUES};
-pub use error::{ErrorKind, StackError};
+pub use error::{ErrorKind, StackError, StoreDirError};
 pub use executor::Executor;
 pub use foreign::{CopyFence, ForeignGpu};
 pub use found::{KvPrefix, find};
@@ -154,7 +154,5 @@ pub use route::routes;
 pub use size::Size;
 pub use socket_file::SocketFile;
 pub use stack::{RawStack, Stack};
-pub use store_dir::{
-    StoreDir, StoreDirDevice, StoreDirError, StoreDirMedia, StoreDirOptions, file_target,
-};
+pub use store_dir::{StoreDir, StoreDirDevice, StoreDirMedia, StoreDirOptions, file_target};
 pub use trial::{trial_bytes, try_kernel};

@@ -31,10 +31,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     devices::Devices,
     drives::{self, Drive, DriveAddress, DriveIdentity},
-    error::StackError,
+    error::{StackError, StoreDirError},
     expand_home,
     own::Process,
-    store_dir::{self, Lock, State, StoreDir, StoreDirError, StoreDirMedia, StoreDirOptions},
+    store_dir::{self, Lock, State, StoreDir, StoreDirMedia, StoreDirOptions},
 };
 
 const NAME: &str = "store.json";
@@ -115,7 +115,7 @@ impl Manifest {
         match found {
             Some(Self { ranks, .. }) if !(1..=RANKS_MAX).contains(&ranks) => {
                 let why = format!("it has {ranks} ranks, and a store has 1 to {RANKS_MAX}");
-                Err(StoreDirError::Damaged { path: dir.join(NAME), why })
+                Err(StoreDirError::damaged(&dir.join(NAME), &why))
             }
             found => Ok(found),
         }
@@ -133,10 +133,8 @@ impl Ranks {
     /// Makes the missing parts: none if the store exists. Waits while another process makes it.
     ///
     /// # Errors
-    /// Returns [`StoreDirError::Options`] if the existing store has other ranks or another shape;
-    /// [`StoreDirError::Resized`] or [`StackError::Config`] if it has another size;
-    /// [`StoreDirError::NotEmpty`] if the directory has foreign files; [`StackError::NotEmpty`] if
-    /// a drive has data that may not be lost; [`StackError::Config`] if the drives cannot be
+    /// Returns a [`StoreDirError`] if the existing store has other ranks, another shape or another
+    /// size, or the directory has foreign files; [`StackError::NotEmpty`] if a drive has data that may not be lost; [`StackError::Config`] if the drives cannot be
     /// divided, or are not the store's; or an error of [`StoreDir::create`], [`Store::format`] or
     /// [`Devices::attach`]. Files made until then are removed; drives formatted until then are
     /// recognised the next time.
@@ -166,7 +164,7 @@ impl Ranks {
                 options.ranks,
                 options.shape
             );
-            return Err(StoreDirError::Options { why }.into());
+            return Err(StoreDirError::options(&why).into());
         }
         let mut found = Self { dir: dir.to_owned(), manifest: found };
         found.find_drives(&options.media)?;
@@ -231,16 +229,15 @@ impl Ranks {
     /// Opens an existing store.
     ///
     /// # Errors
-    /// Returns [`StoreDirError::Missing`], [`StoreDirError::HalfMade`], [`StoreDirError::Damaged`]
-    /// or [`StoreDirError::Os`].
+    /// Returns a [`StoreDirError`] if there is none, or one that is incomplete or damaged.
     pub fn open(dir: &Path) -> Result<Self, StackError> {
         let dir = &*expand_home(dir);
         let found = Manifest::read(dir)?;
         let dir = dir.to_owned();
         match found {
-            None => Err(StoreDirError::Missing { dir, found: String::new() }.into()),
+            None => Err(StoreDirError::missing(&dir, "").into()),
             Some(found) if found.state == State::Making => {
-                Err(StoreDirError::HalfMade { dir }.into())
+                Err(StoreDirError::half_made(&dir).into())
             }
             Some(manifest) => {
                 store_dir::warn_of_others(&dir);
@@ -271,7 +268,7 @@ impl Ranks {
     /// Opens the devices of a rank, for its process only.
     ///
     /// # Errors
-    /// Returns [`StoreDirError::Damaged`], or an error of [`StoreDir::open`].
+    /// Same as [`StoreDir::open`].
     pub fn devices(&self, rank: u32) -> Result<Devices, StackError> {
         let Manifest { drives, ranks, .. } = &self.manifest;
         if drives.is_empty() {
@@ -353,7 +350,7 @@ impl Ranks {
         let RanksOptions { ranks, shape, codec, ref media, .. } = *options;
         if !(1..=RANKS_MAX).contains(&ranks) {
             let why = format!("has 1 to {RANKS_MAX} ranks, and not {ranks}");
-            return Err(StoreDirError::Options { why }.into());
+            return Err(StoreDirError::options(&why).into());
         }
         let id = StoreId(self.manifest.id);
         let format = |part| Format { part, codec, ..Format::new(id, shape) };

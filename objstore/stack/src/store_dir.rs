@@ -23,7 +23,6 @@
 //! **A killed process** leaves writes that the kernel still carries out. The lock is free then,
 //! but each of the files stays locked until the last write has ended: nothing is read before.
 
-mod error;
 mod lock;
 mod manifest;
 
@@ -45,13 +44,16 @@ use rustix::{
     io::Errno,
 };
 
-pub use error::{Holder, StoreDirError};
 pub(crate) use lock::Lock;
 use manifest::Manifest;
 pub use manifest::StoreDirDevice;
 pub(crate) use manifest::{State, read_json, write_json};
 
-use crate::{expand_home, size::Size};
+use crate::{
+    error::{ErrorKind, StoreDirError},
+    expand_home,
+    size::Size,
+};
 
 /// Maximum bytes of a command on files. A read of 1 MiB takes half the CPU time of four of 256
 /// KiB, and unlike a drive, a file needs no more commands to work on in parallel.
@@ -159,7 +161,9 @@ impl StoreDir {
     fn fill_locked(dir: &Path, manifest: &Manifest) -> Result<(), StoreDirError> {
         match Manifest::read(dir)? {
             Some(found) if found.state == State::Ready => {
-                return Err(StoreDirError::Exists { dir: dir.to_owned() });
+                let why = "a store is here already; open it, or remove the directory first if \
+                           nothing in it is needed";
+                return Err(StoreDirError::occupied(dir, why));
             }
             Some(found) => {
                 tracing::warn!(dir = %dir.display(), "removing an incomplete store directory");
@@ -220,14 +224,14 @@ impl StoreDir {
     /// Opens `dir`, or makes it like [`StoreDir::create`] if it is not complete. Files stay.
     ///
     /// # Errors
-    /// Returns [`StoreDirError::Resized`] if other files are requested than it has, or an error of
-    /// [`StoreDir::open`] or [`StoreDir::create`].
+    /// Returns an error if other files are requested than it has, or one of [`StoreDir::open`] or
+    /// [`StoreDir::create`].
     pub fn open_or_create(dir: &Path, options: &StoreDirOptions) -> Result<Self, StoreDirError> {
         let dir = &*expand_home(dir);
         if !Self::exists(dir) {
             match Self::create(dir, options) {
                 // Another process was faster.
-                Err(StoreDirError::Exists { .. }) => {}
+                Err(_) if Self::exists(dir) => {}
                 created => return created,
             }
         }
@@ -279,7 +283,7 @@ impl StoreDir {
         let lock = lock(dir)?;
         let manifest = read()?;
         if manifest.state == State::Making {
-            return Err(StoreDirError::HalfMade { dir: dir.to_owned() });
+            return Err(StoreDirError::half_made(dir));
         }
         for (index, device) in manifest.devices.iter().enumerate() {
             check(dir, index, device, lock.is_read_only())?;
@@ -369,18 +373,21 @@ pub(crate) fn check_files(
     if sizes.len() == *count as usize && sizes.iter().all(|size| *size == each) {
         return Ok(());
     }
-    let all = u64::from(dirs);
-    Err(StoreDirError::Resized {
-        dir: store.to_owned(),
-        found_files: sizes.len(),
-        // Whoever edited the parameters may have written anything.
-        found_bytes: sizes
-            .iter()
-            .fold(0, |sum: u64, size| sum.saturating_add(*size))
-            .saturating_mul(all),
-        asked_files: *count as usize,
-        asked_bytes: all * u64::from(*count) * each,
-    })
+    let dirs = u64::from(dirs);
+    // Whoever edited the parameters may have written anything.
+    let all = sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(*size));
+    let all = all.saturating_mul(dirs);
+    let message = format!(
+        "{}: capacity or devices changed: the store has {} in {} files a rank, and {} in {count} \
+         were asked for; a store keeps its size: ask for a capacity of {}MiB, or remove the \
+         directory, and what is stored in it, to make another one",
+        store.display(),
+        Size(all),
+        sizes.len(),
+        Size(dirs * u64::from(*count) * each),
+        all >> 20
+    );
+    Err(StoreDirError::Wrong { kind: ErrorKind::Invalid, message })
 }
 
 /// Returns the bytes of each of `count` files that take at most `bytes` together.
@@ -399,7 +406,7 @@ impl Drop for StoreDir {
 
 /// Returns the devices of a new store directory.
 pub(crate) fn new_devices(options: &StoreDirOptions) -> Result<Vec<StoreDirDevice>, StoreDirError> {
-    let wrong = |why: String| StoreDirError::Options { why };
+    let wrong = |why: String| StoreDirError::options(&why);
     if ![512, 4096].contains(&options.lba_bytes) {
         let found = options.lba_bytes;
         return Err(wrong(format!("has logical blocks of 512 or 4096 bytes, and not of {found}")));
@@ -471,7 +478,7 @@ fn file_number(name: &str) -> Option<u32> {
 /// Returns the size of a block device.
 fn block_bytes(path: &Path) -> Result<u64, StoreDirError> {
     let at = path.display();
-    let wrong = |why: String| StoreDirError::Options { why: format!("on {at}: {why}") };
+    let wrong = |why: String| StoreDirError::options(&format!("on {at}: {why}"));
     let found = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
     if !found.file_type().is_block_device() {
         return Err(wrong("it is not a block device; use files instead".to_owned()));
@@ -521,7 +528,11 @@ pub(crate) fn check_empty(dir: &Path, is_ours: impl Fn(&str) -> bool) -> Result<
     for entry in fs::read_dir(dir).map_err(unread)? {
         let found = entry.map_err(unread)?.file_name().to_string_lossy().into_owned();
         if ![lock::NAME, "lost+found"].contains(&&*found) && !is_ours(&found) {
-            return Err(StoreDirError::NotEmpty { dir: dir.to_owned(), found });
+            let why = format!(
+                "the directory holds something else ({found}), and a store is created only in an \
+                 empty one; name another directory"
+            );
+            return Err(StoreDirError::occupied(dir, &why));
         }
     }
     Ok(())
@@ -534,7 +545,7 @@ fn no_manifest(dir: &Path) -> StoreDirError {
     let device = files.find_map(|entry| name(entry).filter(|name| file_number(name).is_some()));
     let found =
         device.map_or(String::new(), |device| format!(": {device} is, and no {}", manifest::NAME));
-    StoreDirError::Missing { dir: dir.to_owned(), found }
+    StoreDirError::missing(dir, &found)
 }
 
 /// Makes the file of a device.
@@ -570,7 +581,7 @@ fn check_room(dir: &Path, wanted: u64) -> Result<(), StoreDirError> {
     let space = space.map_err(|error| os(dir, "measuring the disk", CHECK, error))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if free < wanted {
-        return Err(StoreDirError::DiskFull { dir: dir.to_owned(), wanted, free });
+        return Err(StoreDirError::disk_full(dir, wanted, free));
     }
     Ok(())
 }
@@ -599,7 +610,7 @@ fn check(
     is_read_only: bool,
 ) -> Result<(), StoreDirError> {
     let path = dir.join(&device.path);
-    let wrong = |why: String| Err(StoreDirError::Device { path: path.clone(), index, why });
+    let wrong = |why: String| Err(StoreDirError::device(&path, index, &why));
     let writes = !is_read_only || !device.is_file();
     let file = match File::options().read(true).write(writes).open(&path) {
         Ok(file) => file,

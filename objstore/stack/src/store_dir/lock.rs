@@ -10,7 +10,7 @@ use std::{
 
 use rustix::{fs::FlockOperation, io::Errno};
 
-use super::{StoreDirError, error::Holder, os};
+use super::{StoreDirError, os};
 use crate::socket_file::lock_at;
 
 /// The lock file. It stays: removing one that another process waits for would allow two holders.
@@ -101,12 +101,12 @@ fn locked(
 const WRITABLE: &str = "name a directory that you may write to";
 
 /// Returns the process that wrote its PID last, which every holder does first of all.
-fn holder(file: &mut File) -> Holder {
+fn holder(file: &mut File) -> String {
     let mut text = String::new();
     let read =
         file.rewind().and_then(|()| (&mut *file).take(NUMBER_BYTES_MAX).read_to_string(&mut text));
-    match (read, text.trim().parse()) {
-        (Ok(_), Ok(id)) => Holder::Process(id),
-        _ => Holder::Unknown,
+    match (read, text.trim().parse::<u32>()) {
+        (Ok(_), Ok(id)) => format!("process {id}"),
+        _ => "another process".to_owned(),
     }
 }

@@ -96,13 +96,13 @@ impl Manifest {
     /// Reads the manifest of `dir`; `None` if it has none.
     ///
     /// # Errors
-    /// Returns [`StoreDirError::Damaged`] or [`StoreDirError::Os`].
+    /// Returns an error if it cannot be read, or makes no sense.
     pub(super) fn read(dir: &Path) -> Result<Option<Self>, StoreDirError> {
         let Some(manifest) = read_json::<Self>(dir, NAME, "ripieno_home", VERSION)? else {
             return Ok(None);
         };
         match manifest.wrong() {
-            Some(why) => Err(StoreDirError::Damaged { path: dir.join(NAME), why }),
+            Some(why) => Err(StoreDirError::damaged(&dir.join(NAME), &why)),
             None => Ok(Some(manifest)),
         }
     }
@@ -130,7 +130,7 @@ impl Manifest {
 /// Reads the file `name` of `dir`, whose `field` is `version`; `None` if there is none.
 ///
 /// # Errors
-/// Returns [`StoreDirError::Damaged`] or [`StoreDirError::Os`].
+/// Returns an error if it cannot be read, or has another form.
 pub(crate) fn read_json<T: DeserializeOwned>(
     dir: &Path,
     name: &str,
@@ -148,7 +148,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(
             return Err(os(&path, "reading it", "check what it is, and its permissions", error));
         }
     };
-    let damaged = |why: String| StoreDirError::Damaged { path: path.clone(), why };
+    let damaged = |why: String| StoreDirError::damaged(&path, &why);
     // Checks the version first: other versions may have other fields.
     let value: serde_json::Value =
         serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
