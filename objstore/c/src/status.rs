@@ -9,9 +9,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use objstore::StoreError;
-use ripieno_serve::ServeError;
-use ripieno_stack::{ErrorKind, StackError, StoreDirError};
+use ripieno_stack::{ErrorKind, StackError};
 
 /// Version of the library that this header belongs to. A new major version may break compatibility;
 /// a new minor one only adds (before 1.0, it may break compatibility); a new patch only fixes. The
@@ -81,8 +79,9 @@ impl Failure {
     }
 }
 
-impl From<StackError> for Failure {
-    fn from(error: StackError) -> Self {
+impl<E: Into<StackError>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let error = error.into();
         let status = match error.kind() {
             ErrorKind::Invalid => Status::Invalid,
             ErrorKind::NotFound => Status::NotFound,
@@ -99,24 +98,6 @@ impl From<StackError> for Failure {
             ErrorKind::Unsupported => Status::Unsupported,
         };
         Self::new(status, error.to_string())
-    }
-}
-
-impl From<StoreDirError> for Failure {
-    fn from(error: StoreDirError) -> Self {
-        StackError::from(error).into()
-    }
-}
-
-impl From<ServeError> for Failure {
-    fn from(error: ServeError) -> Self {
-        StackError::from(error).into()
-    }
-}
-
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Self {
-        StackError::from(error).into()
     }
 }
 
