@@ -243,7 +243,7 @@ impl Catalog {
     /// may outlive the original reference.
     ///
     /// # Errors
-    /// Returns [`CatalogError::Reference`] if `id` is unknown, [`CatalogError::Positions`] if
+    /// Returns [`CatalogError::Reference`] if `id` is unknown, [`CatalogError::Refused`] if
     /// one is beyond its end, or [`CatalogError::Dropped`] if a file has lost its key meanwhile.
     pub fn share(
         &mut self,
@@ -254,8 +254,12 @@ impl Catalog {
         let there_are = held.files.len();
         let mut files = Vec::with_capacity(positions.len());
         for position in positions {
-            let outside = CatalogError::Positions { end: position.saturating_add(1), there_are };
-            files.push(*held.files.get(*position).ok_or(outside)?);
+            files.push(*held.files.get(*position).ok_or_else(|| {
+                let end = position.saturating_add(1);
+                CatalogError::Refused(format!(
+                    "positions up to {end} were asked for, but the reference has {there_are} files"
+                ))
+            })?);
         }
         if let Some(at) = files.iter().position(|file| !self.is_stored(*file)) {
             let (position, file) = (positions[at], files[at]);
@@ -437,8 +441,7 @@ impl Catalog {
     /// does: evictions of empty files are ignored, and a commit may occur twice.
     ///
     /// # Errors
-    /// Returns [`CatalogError::Damaged`] or [`CatalogError::TwoFiles`] if it contradicts earlier
-    /// ones.
+    /// Returns [`CatalogError::Damaged`] if it contradicts earlier ones.
     pub fn apply(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
         self.recovering = true;
         self.index.apply(record)

@@ -129,37 +129,14 @@ impl<'a> From<&'a [u32]> for Words<'a> {
 }
 
 /// Why bytes are no record of this version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RecordError {
-    /// A kind this version does not know.
-    #[error("a record of kind {kind} is unknown here; use the version that wrote this store")]
-    Kind {
-        /// The kind.
-        kind: u16,
-    },
-    /// Truncated, or longer than its kind can be.
-    #[error("a record of kind {kind} cannot have {words} words")]
-    Length {
-        /// The kind.
-        kind: u16,
-        /// Length of its body, in words.
-        words: u16,
-    },
-    /// Less than a whole record is left at the end.
-    #[error("{bytes} bytes at the end of a group are no whole record")]
-    Cut {
-        /// Bytes left.
-        bytes: usize,
-    },
-    /// A field has an invalid value.
-    #[error("a record of kind {kind} has an impossible {field}")]
-    Value {
-        /// The kind.
-        kind: u16,
-        /// The field.
-        field: &'static str,
-    },
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RecordError(pub(crate) String);
+
+impl RecordError {
+    fn value(kind: u16, field: &str) -> Self {
+        Self(format!("a record of kind {kind} has an impossible {field}"))
+    }
 }
 
 const NAMESPACE: u16 = 1;
@@ -258,7 +235,8 @@ impl<'a> Record<'a> {
     fn decode(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), RecordError> {
         let (head, body, rest) = split(bytes)?;
         let kind = head.kind.get();
-        let length = || RecordError::Length { kind, words: head.words.get() };
+        let words = head.words.get();
+        let length = || RecordError(format!("a record of kind {kind} cannot have {words} words"));
         let record = match kind {
             NAMESPACE => namespace(body).ok_or_else(length)??,
             COMMIT => {
@@ -294,11 +272,15 @@ impl<'a> Record<'a> {
                     0 => UseKind::Touched,
                     1 => UseKind::Refreshed,
                     2 => UseKind::Known,
-                    _ => return Err(RecordError::Value { kind, field: "kind of use" }),
+                    _ => return Err(RecordError::value(kind, "kind of use")),
                 };
                 Self::Use { first, count, how }
             }
-            _ => return Err(RecordError::Kind { kind }),
+            _ => {
+                return Err(RecordError(format!(
+                    "a record of kind {kind} is unknown here; use the version that wrote this store"
+                )));
+            }
         };
         Ok((record, rest))
     }
@@ -307,7 +289,7 @@ impl<'a> Record<'a> {
 fn range(kind: u16, first: U32, count: U32) -> Result<(FileId, u32), RecordError> {
     let (first, count) = (first.get(), count.get());
     if count == 0 || first.checked_add(count).is_none() {
-        return Err(RecordError::Value { kind, field: "range of files" });
+        return Err(RecordError::value(kind, "range of files"));
     }
     Ok((FileId(first), count))
 }
@@ -322,10 +304,14 @@ fn put<B: IntoBytes + Immutable>(out: &mut Vec<u8>, kind: u16, body: &B, tail: &
 
 /// Splits off head and body of the first record; also returns the bytes behind it.
 fn split(bytes: &[u8]) -> Result<(&Head, &[u8], &[u8]), RecordError> {
-    let cut = RecordError::Cut { bytes: bytes.len() };
-    let (head, rest) = Head::ref_from_prefix(bytes).map_err(|_| cut)?;
-    let (body, rest) = rest.split_at_checked(4 * usize::from(head.words.get())).ok_or(cut)?;
-    Ok((head, body, rest))
+    let parts = || {
+        let (head, rest) = Head::ref_from_prefix(bytes).ok()?;
+        let (body, rest) = rest.split_at_checked(4 * usize::from(head.words.get()))?;
+        Some((head, body, rest))
+    };
+    let cut =
+        |bytes| RecordError(format!("{bytes} bytes at the end of a group are no whole record"));
+    parts().ok_or_else(|| cut(bytes.len()))
 }
 
 /// Decodes a Namespace body; `None` if its length is wrong.
@@ -343,7 +329,7 @@ fn namespace(body: &[u8]) -> Option<Result<Record<'_>, RecordError>> {
     let (label, padding) = padded.split_at(bytes);
     let (Ok(label), true) = (std::str::from_utf8(label), padding.iter().all(|byte| *byte == 0))
     else {
-        return Some(Err(RecordError::Value { kind: NAMESPACE, field: "label" }));
+        return Some(Err(RecordError::value(NAMESPACE, "label")));
     };
     Some(Ok(Record::Namespace {
         id: NamespaceId(fixed.id.get()),

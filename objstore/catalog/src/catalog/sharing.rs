@@ -21,8 +21,7 @@ impl Catalog {
     /// The number of that one is unknown from then on.
     ///
     /// # Errors
-    /// Returns [`CatalogError::Label`], [`CatalogError::Namespaces`] or
-    /// [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Refused`] or [`CatalogError::Recovering`].
     pub fn namespace(&mut self, descriptor: &Namespace) -> Result<NamespaceId, CatalogError> {
         self.namespace_of(descriptor, None)
     }
@@ -42,7 +41,9 @@ impl Catalog {
         self.check_recovered()?;
         if descriptor.label.len() > LABEL_BYTES_MAX {
             let bytes = descriptor.label.len();
-            return Err(CatalogError::Label { bytes, max: LABEL_BYTES_MAX });
+            return Err(CatalogError::Refused(format!(
+                "a namespace's label has {bytes} bytes; give at most {LABEL_BYTES_MAX}"
+            )));
         }
         let digest = descriptor.digest();
         let user = owner.map(|owner| owner.user);
@@ -62,7 +63,11 @@ impl Catalog {
                 {
                     CatalogError::OwnNamespaces { label, user, max: namespaces_max }
                 }
-                _ => CatalogError::Namespaces { label, max },
+                _ => CatalogError::Refused(format!(
+                    "namespace {label:?} is new, and each of the {max} that the store was \
+                     formatted for has blocks, users, pins, a quota or a weight; clear one and \
+                     end its use, or format the store for more"
+                )),
             });
         };
         self.index.register(id, digest, label);
@@ -195,13 +200,14 @@ impl Catalog {
     /// Sets the eviction weight: how much longer its unused files are kept than other namespaces'.
     ///
     /// # Errors
-    /// Returns [`CatalogError::Namespace`], [`CatalogError::Weight`] or
-    /// [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Namespace`], [`CatalogError::Refused`] for a weight of 0, which would
+    /// never receive space, or [`CatalogError::Recovering`].
     pub fn set_weight(&mut self, namespace: NamespaceId, weight: u32) -> Result<(), CatalogError> {
         self.check_recovered()?;
         self.index.tenants.get(namespace)?;
         if weight == 0 {
-            return Err(CatalogError::Weight);
+            let why = "a namespace's weight is zero; give at least 1".to_owned();
+            return Err(CatalogError::Refused(why));
         }
         self.index.tenants.get_mut(namespace).weight = weight;
         self.log_namespace(namespace);

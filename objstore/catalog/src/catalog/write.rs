@@ -174,8 +174,8 @@ impl Catalog {
     /// `checksums` are those of its objects: all rows of the first own file, then of the next.
     ///
     /// # Errors
-    /// Returns [`CatalogError::Write`], [`CatalogError::Rank`], [`CatalogError::ReportedBefore`] or
-    /// [`CatalogError::Checksums`] if the arguments do not match the write.
+    /// Returns [`CatalogError::Write`], or [`CatalogError::Refused`] if the other arguments do not
+    /// match the write.
     pub fn written(
         &mut self,
         id: WriteId,
@@ -186,7 +186,10 @@ impl Catalog {
         let write = self.unreported(id, rank)?;
         let expected = write.own * rows;
         if checksums.len() != expected {
-            return Err(CatalogError::Checksums { found: checksums.len(), expected });
+            let found = checksums.len();
+            return Err(CatalogError::Refused(format!(
+                "{found} checksums were given for {expected} objects of one rank"
+            )));
         }
         if rows > 0 {
             let write = self.writes.get(id.0).expect("checked above");
@@ -210,7 +213,7 @@ impl Catalog {
     /// The write ends when the last rank has reported: until then another may write to the files.
     ///
     /// # Errors
-    /// Returns [`CatalogError::Write`], [`CatalogError::Rank`] or [`CatalogError::ReportedBefore`].
+    /// Returns [`CatalogError::Write`] or [`CatalogError::Refused`].
     pub fn failed(&mut self, id: WriteId, rank: u32) -> Result<Reported, CatalogError> {
         self.unreported(id, rank)?;
         Ok(self.report(id, rank, true))
@@ -221,11 +224,12 @@ impl Catalog {
     ///
     /// # Errors
     /// Returns [`CatalogError::Write`] if the write is unknown; [`CatalogError::Unreported`] or
-    /// [`CatalogError::RankFailed`], which do not end the write.
+    /// [`CatalogError::Refused`] if a rank has failed, which do not end the write.
     pub fn commit(&mut self, id: WriteId) -> Result<Lsn, CatalogError> {
         let write = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
         if write.failed {
-            return Err(CatalogError::RankFailed);
+            let why = "a rank failed to write its part; abort the write".to_owned();
+            return Err(CatalogError::Refused(why));
         }
         if write.missing > 0 {
             let (missing, ranks) = (write.missing, self.config.ranks);
@@ -286,8 +290,13 @@ impl Catalog {
     fn unreported(&self, id: WriteId, rank: u32) -> Result<&OpenWrite, CatalogError> {
         let write = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
         match write.reported.get(rank as usize) {
-            None => Err(CatalogError::Rank { rank, ranks: self.config.ranks }),
-            Some(true) => Err(CatalogError::ReportedBefore { rank }),
+            None => Err(CatalogError::Refused(format!(
+                "rank {rank} reported, but the catalog has {}",
+                self.config.ranks
+            ))),
+            Some(true) => {
+                Err(CatalogError::Refused(format!("rank {rank} has reported on this write before")))
+            }
             Some(false) => Ok(write),
         }
     }

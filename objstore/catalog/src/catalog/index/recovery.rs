@@ -18,7 +18,8 @@ fn nameless(id: NamespaceId) -> [u8; 32] {
 impl Index {
     /// Applies one record of the journal ([`Catalog::apply`](crate::Catalog::apply)).
     pub fn apply(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
-        let damaged = |problem| CatalogError::Damaged { record: describe(record), problem };
+        let damaged =
+            |problem: &str| CatalogError::Damaged(format!("{} {problem}", describe(record)));
         match *record {
             Record::Namespace { .. } => self.apply_namespace(record).map_err(damaged),
             Record::Commit { file, namespace, key, checksums } => {
@@ -161,12 +162,14 @@ impl Index {
         namespace: NamespaceId,
         key: BlockKey,
         checksums: Words<'_>,
-        damaged: impl FnOnce(&'static str) -> CatalogError,
+        damaged: impl FnOnce(&str) -> CatalogError,
     ) -> Result<(), CatalogError> {
         let space = self.tenants.get_mut(namespace).space;
         let found = self.find(space, &key);
         if let Some(first) = found.filter(|found| *found != file) {
-            return Err(CatalogError::TwoFiles { key, first, second: file });
+            return Err(CatalogError::Damaged(format!(
+                "files {first} and {file} hold the same key {key}"
+            )));
         }
         let before = *self.entry(file);
         if found.is_none() && before.state == State::Stored {

@@ -242,7 +242,7 @@ impl Both {
         };
         let Some(ns) = (0..NAMESPACES).filter(unused).min_by_key(|ns| model.ids[*ns as usize])
         else {
-            assert!(matches!(opened, Err(CatalogError::Namespaces { .. })), "{opened:?}");
+            refused(opened, "namespace ");
             return;
         };
         let (NamespaceId(id), before) = (opened.unwrap(), model.id(ns));
@@ -282,7 +282,7 @@ impl Both {
         let shared = self.catalog.share(from.id, &positions);
         let files = positions.iter().map(|at| from.files.get(*at).copied());
         match files.collect::<Option<Vec<FileId>>>() {
-            None => assert!(matches!(shared, Err(CatalogError::Positions { .. })), "{shared:?}"),
+            None => refused(shared, "positions up to "),
             Some(files) => match files.iter().position(|file| !stored(file)) {
                 Some(at) => {
                     let (position, file) = (positions[at], files[at]);
@@ -359,7 +359,7 @@ impl Both {
             false => self.catalog.failed(id, rank),
         };
         if !open.reported.insert(rank) {
-            assert_eq!(reported, Err(CatalogError::ReportedBefore { rank }));
+            refused(reported, &format!("rank {rank} has reported on this write before"));
             return;
         }
         open.failed |= !ok;
@@ -384,7 +384,7 @@ impl Both {
         let before = self.catalog.log.last().0;
         let committed = self.catalog.commit(open.write.id);
         if open.failed {
-            assert_eq!(committed, Err(CatalogError::RankFailed));
+            refused(committed, "a rank failed to write its part");
             return;
         }
         if missing > 0 {
