@@ -1,6 +1,6 @@
 //! Configuration of a store.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use gio_uring::{ExecutorError, IoExecutor, StreamOps};
 use nvme_driver::{Clock, Controller, CopyEngine, Nanos, QueueMemory};
@@ -139,36 +139,6 @@ pub enum DramMode {
     /// Prefetched blocks only ([`crate::Plane::prefetch`], [`crate::Plane::announce`]). Blocks that
     /// are stored from or read into the engine's memory are not copied out of it.
     ReadAhead,
-}
-
-impl DramMode {
-    /// All modes.
-    pub const ALL: [Self; 2] = [Self::WriteThrough, Self::ReadAhead];
-
-    /// The mode's name, as parsed by [`DramMode::from_str`].
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::WriteThrough => "write-through",
-            Self::ReadAhead => "read-ahead",
-        }
-    }
-}
-
-impl fmt::Display for DramMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for DramMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|mode| mode.name() == text);
-        let names = Self::ALL.map(Self::name).join(" or ");
-        found.ok_or_else(|| format!("there is no mode {text}; use {names}"))
-    }
 }
 
 /// Tunable options of a store. The defaults suit a current data-centre drive.

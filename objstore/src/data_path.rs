@@ -1,6 +1,6 @@
 //! The routes of data between SSD and an engine's memory.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 /// The route of data between SSD and the engine's KV memory (decision 7). The store reports it;
 /// it never falls back silently.
@@ -32,14 +32,5 @@ impl Route {
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-impl FromStr for Route {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|route| route.name() == text);
-        found.ok_or_else(|| format!("there is no route {text}; use direct, staged or host"))
     }
 }

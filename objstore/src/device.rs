@@ -44,7 +44,7 @@ impl SharedController {
     /// Locks the controller. A thread that panicked while holding the lock leaves no half-done
     /// state: the driver's calls are complete in themselves.
     pub fn lock(&self) -> MutexGuard<'_, Controller> {
-        self.shared.controller.lock().unwrap_or_else(PoisonError::into_inner)
+        kv_catalog::lock(&self.shared.controller)
     }
 
     /// Locks the controller, unless another thread holds the lock.

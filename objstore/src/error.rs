@@ -3,10 +3,9 @@
 use std::fmt;
 
 use gio_uring::{ExecutorError, IoStatus};
-use nvme_driver::DmaError;
 use nvme_spec::nvm::Direction;
 
-use kv_catalog::{BlockId, DeviceIndex, FileId, Layer, LayoutError, NotDurable};
+use kv_catalog::{DeviceIndex, FileId, Layer, LayoutError, NotDurable};
 use kv_schedule::BacklogFull;
 
 use crate::{
@@ -14,70 +13,10 @@ use crate::{
     ids::{JobId, PoolId},
 };
 
-/// The engine's memory cannot be registered.
+/// The engine's memory cannot be registered. The message says what is wrong with it.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegistrationError {
-    /// The number of rows is not the shape's.
-    #[error("{given} row offsets were given, the shape has {shape} rows (layers * segments)")]
-    Rows {
-        /// Offsets given.
-        given: usize,
-        /// Rows of the shape.
-        shape: u32,
-    },
-    /// The number of blocks or the stride is invalid.
-    #[error(
-        "{blocks} blocks of {object}-byte objects, {block_stride} bytes apart: at least one block \
-         is needed, and the stride has to be at least the object's size and within 64 bits"
-    )]
-    Stride {
-        /// Blocks.
-        blocks: u32,
-        /// Bytes between objects.
-        block_stride: u64,
-        /// Bytes of an object.
-        object: u64,
-    },
-    /// A row lies outside the memory, or is not contiguous for the device.
-    #[error(
-        "row {row}, {length} bytes at offset {offset}, cannot be registered: {source}; each row's \
-         tensor has to be one contiguous range for the device"
-    )]
-    Row {
-        /// The row.
-        row: usize,
-        /// Its offset in the memory.
-        offset: usize,
-        /// Bytes from its first to its last object.
-        length: usize,
-        /// The cause.
-        source: DmaError,
-    },
-    /// Memory that the GPU must reach has no address on it.
-    #[error(
-        "{what} has no address on the GPU; give GPU memory, or page-locked memory that is mapped \
-         there"
-    )]
-    NoDeviceAddress {
-        /// Name of the memory.
-        what: &'static str,
-    },
-    /// Memory that the CPU must reach has no address in this process.
-    #[error("{what} has no address in this process; give page-locked host memory")]
-    NoHostAddress {
-        /// Name of the memory.
-        what: &'static str,
-    },
-    /// Objects of two rows share bytes.
-    #[error("objects of rows {first} and {second} overlap; check the offsets and the stride")]
-    Overlap {
-        /// One row.
-        first: usize,
-        /// The other one.
-        second: usize,
-    },
-}
+#[error("{0}")]
+pub struct RegistrationError(pub(crate) String);
 
 /// A failed transfer: its layer, block, file and status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +74,12 @@ pub enum StoreError {
     /// The backlog of writes is full ([`crate::Plane::pace`]).
     #[error(transparent)]
     Backlog(#[from] BacklogFull),
+    /// An argument is wrong: it names something that is not there, or is another store's.
+    #[error("{why}")]
+    Argument {
+        /// The argument, and what there is.
+        why: String,
+    },
     /// A controller returned an error.
     #[error("device {device}: {source}")]
     Driver {
@@ -285,16 +230,6 @@ pub enum StoreError {
         /// Operations in flight.
         in_flight: u32,
     },
-    /// Two lists of a request differ in length.
-    #[error("{blocks} blocks were given for {positions} {what}; give one for each")]
-    Positions {
-        /// Blocks given.
-        blocks: usize,
-        /// Positions they are for.
-        positions: usize,
-        /// Kind of the positions.
-        what: &'static str,
-    },
     /// The store has no room for all copies of some clusters.
     #[error(
         "{asked} files were asked for the copies of the clusters, {found} were found; remove \
@@ -306,65 +241,11 @@ pub enum StoreError {
         /// Files found.
         found: usize,
     },
-    /// A position of a reservation is not its own, or was given to a request before.
-    #[error("position {position} of the reservation is not to be written, or was given out before")]
-    NotReserved {
-        /// The position.
-        position: u32,
-    },
-    /// The block does not exist.
-    #[error("block {block} was given, but {blocks} blocks are registered")]
-    NoSuchBlock {
-        /// The block.
-        block: BlockId,
-        /// Registered blocks.
-        blocks: u32,
-    },
-    /// The file does not exist.
-    #[error("file {file} was given, but the store has {files} files")]
-    NoSuchFile {
-        /// The file.
-        file: FileId,
-        /// Files of the store.
-        files: u32,
-    },
-    /// The pool does not exist.
-    #[error("pool {} was given, but it was removed or never added", pool.0)]
-    NoSuchPool {
-        /// The pool.
-        pool: PoolId,
-    },
-    /// The job does not exist.
-    #[error("job {} was given, but it has ended or never began", job.0)]
-    NoSuchJob {
-        /// The job.
-        job: JobId,
-    },
-    /// A block is the destination of two blocks of a request.
-    #[error("block {block} is the destination of two blocks of one request")]
-    DuplicateBlock {
-        /// The block.
-        block: BlockId,
-    },
-    /// The layer does not exist.
-    #[error("layer {layer} was asked for, but the model has {layers}")]
-    NoSuchLayer {
-        /// The layer.
-        layer: Layer,
-        /// Layers of the model.
-        layers: u32,
-    },
     /// The layer is already in flight.
     #[error("layer {layer} of this request is in flight already; wait for it first")]
     InFlight {
         /// The layer.
         layer: Layer,
-    },
-    /// The handle belongs to another store.
-    #[error("the {what} belongs to another store")]
-    Foreign {
-        /// The kind of handle.
-        what: &'static str,
     },
     /// The job of a layer has ended.
     #[error("layer {layer} was named, but its request has ended")]
@@ -414,6 +295,44 @@ pub enum StoreError {
         /// The cause.
         cause: String,
     },
+}
+
+impl StoreError {
+    pub(crate) fn argument(why: String) -> Self {
+        Self::Argument { why }
+    }
+
+    /// Refuses a handle that another store has made.
+    #[must_use]
+    pub fn foreign(what: &str) -> Self {
+        Self::argument(format!("the {what} belongs to another store"))
+    }
+
+    /// Refuses a layer that the model does not have.
+    #[must_use]
+    pub fn no_such_layer(layer: Layer, layers: u32) -> Self {
+        Self::argument(format!("layer {layer} was asked for, but the model has {layers}"))
+    }
+
+    /// Says that another number of blocks was given than that of the positions they are for.
+    #[must_use]
+    pub fn positions(blocks: usize, positions: usize, what: &str) -> Self {
+        Self::argument(format!(
+            "{blocks} blocks were given for {positions} {what}; give one for each"
+        ))
+    }
+
+    pub(crate) fn no_such_file(file: FileId, files: u32) -> Self {
+        Self::argument(format!("file {file} was given, but the store has {files} files"))
+    }
+
+    pub(crate) fn no_such_pool(PoolId(pool): PoolId) -> Self {
+        Self::argument(format!("pool {pool} was given, but it was removed or never added"))
+    }
+
+    pub(crate) fn no_such_job(JobId(job): JobId) -> Self {
+        Self::argument(format!("job {job} was given, but it has ended or never began"))
+    }
 }
 
 impl From<NotDurable> for StoreError {

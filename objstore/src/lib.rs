@@ -258,6 +258,7 @@ mod pool_layout;
 mod registration;
 mod stats;
 mod store;
+mod watch;
 
 pub use config::{
     DramMode, Durability, ExecutorFactory, Format, Overwrite, Part, StoreConfig, StoreDevice,
@@ -288,3 +289,4 @@ pub use store::{
     Closed, ClusterCopies, Committed, Erased, LoadRequest, Medium, Prefix, RankId, Reservation,
     Salvage, Store, StoreRequest, StoredClusters, Transfer, open_catalog,
 };
+pub use watch::Watch;

@@ -7,12 +7,12 @@
 
 use std::{
     fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use gio_uring::{Event, RawStream};
-use kv_catalog::{DeviceIndex, FileId, KvShape, Superblock};
+use kv_catalog::{DeviceIndex, FileId, KvShape, Superblock, lock};
 use kv_schedule::{Flow, Scheduler, StepId};
 use kv_tier::{Lookahead, LookaheadConfig, RequestId, When};
 use nvme_driver::{Clock, Nanos, Waiter};
@@ -144,22 +144,12 @@ impl Plane {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked left the plane between two of its operations.
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn flushed(&self) -> MutexGuard<'_, u64> {
-        // A flush in which a thread panicked has not ended, and covers nothing.
-        self.shared.flushed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Calls `act` with the plane locked.
     pub(crate) fn with<T>(
         &self,
         act: impl FnOnce(&mut Mover) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        match &mut *self.state() {
+        match &mut *lock(&self.shared.state) {
             State::Open(mover) => {
                 let had_work = mover.has_work();
                 let result = act(mover);
@@ -208,8 +198,7 @@ impl Plane {
     /// compared.
     ///
     /// # Errors
-    /// Returns [`StoreError::NoSuchBlock`] or [`StoreError::NoSuchFile`];
-    /// [`StoreError::DuplicateBlock`] if a read names a block twice; [`StoreError::Staging`] for
+    /// Returns [`StoreError::Argument`], also if a read names a block twice; [`StoreError::Staging`] for
     /// more blocks than fit into a staging buffer, and [`StoreError::Bounce`] for more than bounce
     /// buffers are free; [`StoreError::ReadOnly`] for a write, and [`StoreError::JournalFailed`]
     /// after a failed flush; [`StoreError::Ring`] if memory for the job runs out
@@ -238,7 +227,7 @@ impl Plane {
     /// returns the pool: no device accesses its memory any more.
     ///
     /// # Errors
-    /// Returns [`StoreError::NoSuchPool`], or [`StoreError::Failed`]: the memory is leaked then.
+    /// Returns [`StoreError::Argument`], or [`StoreError::Failed`]: the memory is leaked then.
     pub fn remove_pool(&self, pool: PoolId) -> Result<KvPool, StoreError> {
         self.with(|mover| mover.abandon_pool(pool))?;
         while let Some(ticket) = self.with(|mover| Ok(mover.in_flight_of_pool(pool)))? {
@@ -255,7 +244,7 @@ impl Plane {
     /// undefined; [`Plane::wait`] and [`Plane::end`] report the failure.
     ///
     /// # Errors
-    /// Returns [`StoreError::NoSuchLayer`], [`StoreError::InFlight`], [`StoreError::Ended`],
+    /// Returns [`StoreError::Argument`], [`StoreError::InFlight`], [`StoreError::Ended`],
     /// [`StoreError::Busy`] or [`StoreError::StagingBusy`] if none ends in time,
     /// [`StoreError::RequestFailed`] after a layer of the job failed, [`StoreError::Failed`],
     /// [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] if the stream refuses, or
@@ -269,7 +258,7 @@ impl Plane {
     /// job ([`Plane::remove_pool`]) before the others.
     ///
     /// # Errors
-    /// Same as [`Plane::start`]; [`StoreError::NoSuchPool`], or [`StoreError::Config`] for a pool
+    /// Same as [`Plane::start`]; [`StoreError::Argument`], or [`StoreError::Config`] for a pool
     /// with another number of blocks.
     pub fn start_at(&self, ticket: Ticket, pool: PoolId) -> Result<(), StoreError> {
         self.while_full(|mover| {
@@ -374,7 +363,7 @@ impl Plane {
     /// would cover. Open the plane again.
     ///
     /// # Errors
-    /// Returns [`StoreError::NoSuchJob`] or [`StoreError::Failed`].
+    /// Returns [`StoreError::Argument`] or [`StoreError::Failed`].
     pub fn end(&self, jobs: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
         jobs.iter().try_for_each(|job| self.wait_for_job(*job))?;
         let mut ended = self.with(|mover| mover.end_all(jobs))?;
@@ -407,7 +396,7 @@ impl Plane {
     /// Flushes, unless a flush that began after the first `before` does it. Returns the time that
     /// it took.
     fn flush_after(&self, before: u64) -> Result<Option<Nanos>, StoreError> {
-        let mut flushed = self.flushed();
+        let mut flushed = lock(&self.shared.flushed);
         if *flushed > before {
             return Ok(None);
         }
@@ -465,7 +454,7 @@ impl Plane {
     /// everything started later: prefetch what is needed next.
     ///
     /// # Errors
-    /// Returns [`StoreError::NoSuchFile`], [`StoreError::Ring`] or [`StoreError::Failed`].
+    /// Returns [`StoreError::Argument`], [`StoreError::Ring`] or [`StoreError::Failed`].
     pub fn prefetch(
         &self,
         files: &[FileId],
@@ -528,7 +517,7 @@ impl Plane {
     /// is due as soon as is fair. Applies to layers that start later.
     ///
     /// # Errors
-    /// Returns [`StoreError::NoSuchJob`] or [`StoreError::Failed`].
+    /// Returns [`StoreError::Argument`] or [`StoreError::Failed`].
     pub fn assign(&self, job: JobId, flow: Flow, step: Option<StepId>) -> Result<(), StoreError> {
         self.with(|mover| mover.assign(job, flow, step))
     }
@@ -552,7 +541,7 @@ impl Plane {
     /// `expected`: same as for [`Plane::begin`].
     ///
     /// # Errors
-    /// Returns [`StoreError::NoSuchFile`] or [`StoreError::Failed`].
+    /// Returns [`StoreError::Argument`] or [`StoreError::Failed`].
     pub fn announce(
         &self,
         request: RequestId,
@@ -594,7 +583,7 @@ impl Plane {
             State::Open(mover) => Ok(mover.has_work()),
             State::Closed(cause) => Err(StoreError::Failed { cause: cause.clone() }),
         };
-        let state = self.state();
+        let state = lock(&self.shared.state);
         if has_work(&state)? {
             return Ok(true);
         }
@@ -706,9 +695,9 @@ impl Plane {
     /// stream did not get past its operations for the store in time; memory is leaked then.
     pub fn close(&self, why: &str) -> Result<Option<ClosedPlane>, StoreError> {
         // A flush uses the controllers.
-        let _flushed = self.flushed();
+        let _flushed = lock(&self.shared.flushed);
         // Held to the end: no caller may see it closed while a device uses the engine's blocks.
-        let mut state = self.state();
+        let mut state = lock(&self.shared.state);
         if matches!(*state, State::Closed(_)) {
             return Ok(None);
         }

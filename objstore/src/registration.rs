@@ -85,7 +85,7 @@ impl KvPool {
         let mut row_iova = Vec::with_capacity(layout.rows.len());
         for (row, offset) in layout.rows.iter().map(|row| offset(*row)).enumerate() {
             let slice = DmaSlice::new(memory.clone(), offset, length)
-                .map_err(|source| RegistrationError::Row { row, offset, length, source })?;
+                .map_err(|source| bad_row(row, offset, length, &source))?;
             row_iova.push(slice.iova());
         }
         Ok(Self {
@@ -102,15 +102,14 @@ impl KvPool {
     /// Same as [`KvPool::new`], for GPU memory that the devices reach themselves.
     ///
     /// # Errors
-    /// Same as [`KvPool::new`], and [`RegistrationError::NoDeviceAddress`] if the memory has no
-    /// address on the GPU.
+    /// Same as [`KvPool::new`], and if the memory has no address on the GPU.
     pub fn on_gpu(
         memory: Arc<dyn DmaMemory>,
         shape: &KvShape,
         layout: PoolLayout,
     ) -> Result<Self, RegistrationError> {
         if memory.device().is_none() {
-            return Err(RegistrationError::NoDeviceAddress { what: "the pool" });
+            return Err(not_on_gpu("the pool"));
         }
         let pool = Self::new(memory, shape, layout)?;
         Ok(Self { path: Route::Direct, ..pool })
@@ -121,9 +120,8 @@ impl KvPool {
     /// [`KvPool::staging_bytes`] computes its size.
     ///
     /// # Errors
-    /// Same as [`KvPool::new`], and [`RegistrationError::NoDeviceAddress`] if one of the two has
-    /// no address on the GPU or [`RegistrationError::NoHostAddress`] if the staging memory has
-    /// none in this process.
+    /// Same as [`KvPool::new`], and if one of the two has no address on the GPU, or the staging
+    /// memory none in this process.
     pub fn staged(
         pool: ExternalMemory,
         staging: Arc<dyn DmaMemory>,
@@ -131,12 +129,12 @@ impl KvPool {
         layout: PoolLayout,
     ) -> Result<Self, RegistrationError> {
         let (_, device, total, owner) = pool.into_parts();
-        let device = device.ok_or(RegistrationError::NoDeviceAddress { what: "the pool" })?;
+        let device = device.ok_or_else(|| not_on_gpu("the pool"))?;
         if staging.device().is_none() {
-            return Err(RegistrationError::NoDeviceAddress { what: "the staging memory" });
+            return Err(not_on_gpu("the staging memory"));
         }
         if staging.host().is_none() {
-            return Err(RegistrationError::NoHostAddress { what: "the staging memory" });
+            return Err(not_here("the staging memory"));
         }
         check_layout(shape, &layout, total)?;
         Ok(Self {
@@ -185,7 +183,7 @@ impl KvPool {
     ) -> Result<Self, RegistrationError> {
         let length = row_len(shape, &layout)?;
         let (base, _, total, owner) = memory.into_parts();
-        let base = base.ok_or(RegistrationError::NoHostAddress { what: "the pool" })?;
+        let base = base.ok_or_else(|| not_here("the pool"))?;
         check_inside(&layout.rows, length, total)?;
         let engine = EngineMemory { base, layout, _owner: owner };
         Ok(Self { engine: Some(Arc::new(engine)), ..self })
@@ -252,12 +250,6 @@ impl KvPool {
     #[must_use]
     pub fn object_bytes(&self) -> u32 {
         self.object_bytes
-    }
-
-    /// Returns the device address of block 0 in each row; empty for a staged pool.
-    #[must_use]
-    pub fn row_iova(&self) -> &[Iova] {
-        &self.row_iova
     }
 
     /// Returns an object's offset in the memory; `None` if the block or row does not exist.
@@ -329,18 +321,6 @@ impl KvPool {
         let into = self.offset(block, row)? - self.layout.rows[row.0 as usize];
         Some(base.offset(into))
     }
-
-    /// Returns the largest power of two that divides every object's address for the devices and
-    /// the object's size, for descriptors with an alignment rule.
-    #[must_use]
-    pub fn alignment(&self) -> u64 {
-        let bits = self.row_iova.iter().fold(0, |bits, iova| bits | iova.0);
-        if self.gpu.is_some() {
-            // In staging memory objects are contiguous from a page boundary on.
-            return 1 << (PAGE | u64::from(self.object_bytes)).trailing_zeros();
-        }
-        1 << (bits | self.layout.block_stride | u64::from(self.object_bytes)).trailing_zeros()
-    }
 }
 
 /// GPU memory of a pool that no device reaches.
@@ -396,25 +376,55 @@ fn check_inside(rows: &[u64], length: usize, total: usize) -> Result<(), Registr
     for (row, offset) in rows.iter().map(|row| offset(*row)).enumerate() {
         if offset.checked_add(length).is_none_or(|end| end > total) {
             let source = DmaError::OutOfRange { offset, len: length, total };
-            return Err(RegistrationError::Row { row, offset, length, source });
+            return Err(bad_row(row, offset, length, &source));
         }
     }
     Ok(())
+}
+
+/// Says that a row lies outside the memory, or is not contiguous for the device.
+fn bad_row(row: usize, offset: usize, length: usize, why: &DmaError) -> RegistrationError {
+    RegistrationError(format!(
+        "row {row}, {length} bytes at offset {offset}, cannot be registered: {why}; each row's \
+         tensor has to be one contiguous range for the device"
+    ))
+}
+
+/// Says that memory which the GPU must reach has no address on it.
+fn not_on_gpu(what: &str) -> RegistrationError {
+    RegistrationError(format!(
+        "{what} has no address on the GPU; give GPU memory, or page-locked memory that is mapped \
+         there"
+    ))
+}
+
+/// Says that memory which the CPU must reach has no address in this process.
+fn not_here(what: &str) -> RegistrationError {
+    RegistrationError(format!(
+        "{what} has no address in this process; give page-locked host memory"
+    ))
 }
 
 /// Checks a pool's dimensions; returns the bytes from a row's first object to the end of its last.
 fn row_len(shape: &KvShape, layout: &PoolLayout) -> Result<usize, RegistrationError> {
     let PoolLayout { ref rows, block_stride, blocks } = *layout;
     if rows.len() as u64 != u64::from(shape.rows()) {
-        return Err(RegistrationError::Rows { given: rows.len(), shape: shape.rows() });
+        let (given, shape) = (rows.len(), shape.rows());
+        return Err(RegistrationError(format!(
+            "{given} row offsets were given, the shape has {shape} rows (layers * segments)"
+        )));
     }
     let object = u64::from(shape.object_bytes);
-    let stride = RegistrationError::Stride { blocks, block_stride, object };
-    if blocks == 0 || object == 0 || block_stride < object {
-        return Err(stride);
-    }
-    let length = u64::from(blocks - 1).checked_mul(block_stride).map(|gap| gap + object);
-    length.and_then(|length| usize::try_from(length).ok()).ok_or(stride)
+    let is_possible = blocks > 0 && object > 0 && block_stride >= object;
+    let gap = u64::from(blocks.saturating_sub(1)).checked_mul(block_stride);
+    let length = gap.filter(|_| is_possible).and_then(|gap| gap.checked_add(object));
+    length.and_then(|length| usize::try_from(length).ok()).ok_or_else(|| {
+        RegistrationError(format!(
+            "{blocks} blocks of {object}-byte objects, {block_stride} bytes apart: at least one \
+             block is needed, and the stride has to be at least the object's size and within 64 \
+             bits"
+        ))
+    })
 }
 
 /// Converts a row's offset. One beyond the address space is beyond any memory, too.
@@ -436,7 +446,9 @@ fn disjoint(layout: &PoolLayout, object: u64) -> Result<(), RegistrationError> {
             let next = into + object > stride
                 && (rows[second] - rows[first]) / stride + 1 < u64::from(blocks);
             if into < object || next {
-                return Err(RegistrationError::Overlap { first, second });
+                return Err(RegistrationError(format!(
+                    "objects of rows {first} and {second} overlap; check the offsets and the stride"
+                )));
             }
         }
     }

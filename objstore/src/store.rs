@@ -3,13 +3,13 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use kv_catalog::{
     BlockKey, Catalog, CatalogCounts, DurableCatalog, FileId, Geometry, JournalError, KvShape,
     Namespace, NamespaceId, NamespaceOwner, NewPin, PinAnswer, PinLimits, PinList, StoredFile,
-    Superblock, Usage, WriteId,
+    Superblock, Usage, WriteId, lock,
 };
 use nvme_driver::Clock;
 
@@ -91,16 +91,7 @@ struct Jobs {
     failed: Option<String>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked leaves state that is either whole or about a handle of its own.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Inner {
-    fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        lock(&self.jobs)
-    }
-
     /// Applies what the plane reports about jobs and files. The plane is locked.
     fn apply_reports(&self, plane: &mut Mover) {
         let (ended, lost) = (plane.take_ended(), plane.take_lost());
@@ -108,7 +99,7 @@ impl Inner {
         if ended.is_empty() && lost.is_empty() && failed.is_none() {
             return;
         }
-        let mut jobs = self.jobs();
+        let mut jobs = lock(&self.jobs);
         self.catalog.with(|catalog| {
             for file in lost {
                 jobs.lookups.files_lost += u64::from(catalog.is_stored(file));
@@ -248,7 +239,7 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::Failed`], or [`StoreError::Catalog`] for an unknown namespace.
     pub fn lookup(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
-        let mut jobs = self.inner.jobs();
+        let mut jobs = lock(&self.inner.jobs);
         jobs.check()?;
         let reference =
             self.inner.catalog.with(|catalog| catalog.acquire(*self.namespace, keys))?;
@@ -271,7 +262,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::lookup`].
     pub fn pin_for(&self, new: &NewPin<'_>, limits: &PinLimits) -> Result<PinAnswer, StoreError> {
-        self.inner.jobs().check()?;
+        lock(&self.inner.jobs).check()?;
         Ok(self.inner.catalog.pin_for(new, limits)?)
     }
 
@@ -401,7 +392,7 @@ impl Store {
         &self,
         act: impl FnOnce(&mut Catalog) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        self.inner.jobs().check()?;
+        lock(&self.inner.jobs).check()?;
         self.inner.catalog.change(act)
     }
 
@@ -410,7 +401,7 @@ impl Store {
         &self,
         act: impl FnOnce(&mut Catalog) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        self.inner.jobs().check()?;
+        lock(&self.inner.jobs).check()?;
         self.inner.catalog.with(act)
     }
 
@@ -438,7 +429,7 @@ impl Store {
             plane: self.inner.plane.stats()?,
             files: self.counts()?,
             file_bytes: self.inner.geometry.file_bytes(),
-            lookups: self.inner.jobs().lookups,
+            lookups: lock(&self.inner.jobs).lookups,
             journal_bytes: self.inner.catalog.written_bytes(),
             deallocated_bytes,
             deallocations_failed,
@@ -493,7 +484,7 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::JournalFailed`] if the repair fails, or [`StoreError::Failed`].
     pub fn verify_journal(&self, repair: bool) -> Result<Option<JournalError>, StoreError> {
-        self.inner.jobs().check()?;
+        lock(&self.inner.jobs).check()?;
         Ok(self.inner.catalog.verify(repair)?)
     }
 }

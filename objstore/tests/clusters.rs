@@ -290,7 +290,7 @@ fn a_damaged_copy_is_an_error_and_others_are_read() {
     load(&mut stack, &stored, &other.unwrap()).unwrap();
     let copies = ClusterCopies::new(&stack.store, clusters.clone(), key);
     let error = copies.find(&stack.store).unwrap_err();
-    assert!(matches!(error, StoreError::Positions { .. }), "{error}");
+    assert!(error.to_string().contains("copies of clusters; give one for each"), "{error}");
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn half_written_clusters_leave_nothing() {
     drop((fill, reservation));
     assert_eq!(stack.store.stats().unwrap().files_free(), free);
     let error = copies.find(&stack.store).unwrap_err();
-    assert!(matches!(error, StoreError::Positions { blocks: 0, .. }), "{error}");
+    assert!(error.to_string().starts_with("0 blocks were given for"), "{error}");
 }
 
 proptest! {
@@ -364,7 +364,7 @@ proptest! {
                 }
                 // The next copy on this device is its neighbour, except at the end of a group.
                 let next = geometry.object(FileId(first + at + devices), row);
-                let is_last = (first + at) % geometry.group() / devices == width - 1;
+                let is_last = (first + at) % geometry.group / devices == width - 1;
                 prop_assert_eq!(next.device, found.device);
                 let rest = u64::from((shape.rows() - 1) * width);
                 let gap = if is_last { rest + 1 } else { 1 };
@@ -409,7 +409,7 @@ fn clusters_survive_a_crash() {
     let mut stack = shelf.open(&options);
     assert_eq!(stack.store.stats().unwrap().files_free(), free);
     let lost = ClusterCopies::new(&stack.store, other, other_key).find(&stack.store).unwrap_err();
-    assert!(matches!(lost, StoreError::Positions { blocks: 0, .. }), "{lost}");
+    assert!(lost.to_string().starts_with("0 blocks were given for"), "{lost}");
     let stored = ClusterCopies::new(&stack.store, kept, key).find(&stack.store).unwrap();
     for (id, _) in stored.clusters().clone().iter() {
         let reads = stored.reads(&[id], |_| false);

@@ -4,7 +4,7 @@ use crate::{rig, schedule, stack};
 
 use kv_schedule::Config;
 use nvme_driver::{Clock as _, Nanos};
-use objstore::{BlockId, Layer, Order, Route, StoreError};
+use objstore::{BlockId, Layer, Order, Route};
 use rig::Rig;
 use schedule::pending;
 use stack::{Plan, keys};
@@ -84,7 +84,10 @@ fn a_read_in_a_stream_does_not_wait_for_its_turn() {
         }
         assert!(seen.iter().all(|seen| seen.recv().unwrap()), "{path}");
         let error = rig.store.start(&read, Layer(99), compute).unwrap_err();
-        assert!(matches!(error, StoreError::NoSuchLayer { .. }), "{error}");
+        assert!(
+            error.to_string().starts_with("layer 99 was asked for, but the model has"),
+            "{error}"
+        );
         rig.store.plane().advance().unwrap();
         assert_eq!(pending(&rig.store), 0, "{path}");
     });

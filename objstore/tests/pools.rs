@@ -230,7 +230,7 @@ fn a_pool_is_removed_under_its_requests() {
         let late = store.start(&request, Layer(1), Order::Unordered).unwrap_err();
         assert!(matches!(late, StoreError::Ended { .. }), "{late}");
         let late = store.allocate(&keys, &from).unwrap_err();
-        assert!(matches!(late, StoreError::NoSuchPool { .. }), "{late}");
+        assert!(late.to_string().contains("it was removed or never added"), "{late}");
         assert!(store.commit(request).is_err());
         assert_eq!(rig.store.stats().unwrap().files_free(), free);
         assert_eq!(rig.store.peek(&keys), 0);
@@ -245,14 +245,20 @@ fn a_block_beyond_its_pool_is_refused() {
     let pool = rig.store.plane().add_pool(memory.pool.clone()).unwrap();
     let store = rig.store.with_pool(pool);
     let error = store.allocate(&keys(0..1), &[BlockId(BLOCKS)]).unwrap_err();
-    assert!(matches!(error, StoreError::NoSuchBlock { blocks: BLOCKS, .. }), "{error}");
+    assert!(
+        error.to_string().starts_with(&format!("block {BLOCKS} was given, but {BLOCKS} blocks")),
+        "{error}"
+    );
     // The store's own pool is smaller.
     let error = rig.store.allocate(&keys(0..1), &[BlockId(2)]).unwrap_err();
-    assert!(matches!(error, StoreError::NoSuchBlock { blocks: 2, .. }), "{error}");
+    assert!(error.to_string().starts_with("block 2 was given, but 2 blocks"), "{error}");
     // Also for a key that needs no block, as it is stored.
     save(&store, &keys(0..1), &[BlockId(0)]);
     let error = store.allocate(&keys(0..1), &[BlockId(BLOCKS)]).unwrap_err();
-    assert!(matches!(error, StoreError::NoSuchBlock { blocks: BLOCKS, .. }), "{error}");
+    assert!(
+        error.to_string().starts_with(&format!("block {BLOCKS} was given, but {BLOCKS} blocks")),
+        "{error}"
+    );
 }
 
 #[test]

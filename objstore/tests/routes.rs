@@ -14,8 +14,7 @@ use nvme_driver::{DmaSpace, ExternalMemory, Nanos};
 
 use nvme_emu::{Emu, EmuConfig, FaultAction, FaultPlan, LbaRange, SglSupport};
 use objstore::{
-    BlockId, KvPool, KvShape, Layer, Order, PoolLayout, RegistrationError, Route, Store,
-    StoreConfig, StoreError,
+    BlockId, KvPool, KvShape, Layer, Order, PoolLayout, Route, Store, StoreConfig, StoreError,
 };
 use rig::{Parts, Rig, SLOTS, inline};
 use stack::{Plan, READ, WRITE, blocks, keys, on};
@@ -206,17 +205,17 @@ fn what_cannot_be_staged_is_refused_in_words() {
     };
     let bytes = 6 * 64 * 4096;
     let short = pool(parts.gpu.alloc(bytes - 4096).0, staging(1 << 20), &rows, 64).unwrap_err();
-    assert!(matches!(short, RegistrationError::Row { row: 5, .. }), "{short}");
+    assert!(short.to_string().starts_with("row 5, "), "{short}");
     let twice = pool(parts.gpu.alloc(bytes).0, staging(1 << 20), &[0; 6], 64).unwrap_err();
-    assert!(matches!(twice, RegistrationError::Overlap { .. }), "{twice}");
+    assert!(twice.to_string().contains("overlap"), "{twice}");
     let host = parts.domain.alloc(1 << 20).unwrap();
     let error = pool(parts.gpu.alloc(bytes).0, host.clone(), &rows, 64).unwrap_err();
-    assert!(matches!(error, RegistrationError::NoDeviceAddress { .. }), "{error}");
+    assert!(error.to_string().contains("has no address on the GPU"), "{error}");
     let error = KvPool::on_gpu(host.clone(), &shape, layout(&rows, 2)).unwrap_err();
-    assert!(matches!(error, RegistrationError::NoDeviceAddress { .. }), "{error}");
+    assert!(error.to_string().contains("has no address on the GPU"), "{error}");
     let far = parts.domain.import(parts.gpu.alloc(1 << 20).0).unwrap();
     let error = pool(parts.gpu.alloc(bytes).0, far, &rows, 64).unwrap_err();
-    assert!(matches!(error, RegistrationError::NoHostAddress { .. }), "{error}");
+    assert!(error.to_string().contains("has no address in this process"), "{error}");
 
     // The minimum is one page for each row of four buffers.
     let least = KvPool::staging_bytes(&shape, 1, 4) as usize;

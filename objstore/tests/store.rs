@@ -237,10 +237,10 @@ fn jobs_that_end_together_with_one_that_was_abandoned_release_what_they_hold() {
     let loads = [10, 20].map(|first| stack.store.retrieve(&prefix, &blocks(first, 6)).unwrap());
     let jobs = [&loads[0], &loads[1]].map(|load| load.ticket(Layer(0)).job);
     let error = stack.store.end(&[jobs[0], jobs[0]]).unwrap_err();
-    assert!(matches!(error, StoreError::NoSuchJob { job } if job == jobs[0]), "{error}");
+    assert!(error.to_string().starts_with(&format!("job {} was given", jobs[0].0)), "{error}");
     stack.store.plane().abandon(jobs[1]);
     let error = stack.store.end(&jobs).unwrap_err();
-    assert!(matches!(error, StoreError::NoSuchJob { job } if job == jobs[1]), "{error}");
+    assert!(error.to_string().starts_with(&format!("job {} was given", jobs[1].0)), "{error}");
     drop((loads, prefix));
     assert_eq!(stack.store.stats().unwrap().files.active, 0);
 }
@@ -349,7 +349,7 @@ fn part_of_a_prefix() {
         assert!(stack.holds(block, *key));
     }
     let error = stack.store.retrieve_from(&prefix, 7, &blocks).unwrap_err();
-    assert!(matches!(error, StoreError::Positions { blocks: 3, positions: 2, .. }), "{error}");
+    assert!(error.to_string().starts_with("3 blocks were given for 2 "), "{error}");
 }
 
 #[test]

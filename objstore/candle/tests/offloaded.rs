@@ -126,7 +126,7 @@ fn a_block_that_is_gone_is_an_error_and_the_prompt_is_computed_again() {
     // Its blocks are not in the store any more.
     let error = engine.offload(sequence, 4, 0).unwrap_err();
     let error = error.downcast::<StoreError>().unwrap();
-    assert!(matches!(error, StoreError::Positions { blocks: 0, .. }), "{error}");
+    assert!(error.to_string().starts_with("0 blocks were given for"), "{error}");
     // Nor are those of one that is offloaded.
     let sequence = prefilled(&engine);
     let mut offloaded = engine.offload(sequence, 4, 0).unwrap();

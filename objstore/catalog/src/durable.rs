@@ -103,8 +103,8 @@ pub struct DurableCatalog {
     time: Time,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked leaves state that is either whole or about a handle of its own.
+/// Locks state that a thread which panicked leaves whole.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

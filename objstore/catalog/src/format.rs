@@ -161,8 +161,8 @@ impl Plan<'_> {
         let data = DataArea {
             offset: end_of(journal),
             bytes: data(files),
-            group: geometry.group(),
-            slot_bytes: geometry.slot_bytes(),
+            group: geometry.group,
+            slot_bytes: geometry.slot_bytes,
         };
         Ok((files, journal, Some(data)))
     }

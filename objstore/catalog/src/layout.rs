@@ -54,14 +54,27 @@ pub struct ObjectPlace {
     pub slot: Slot,
 }
 
+fn uneven(group: u32, devices: u32) -> LayoutError {
+    LayoutError::Impossible(format!(
+        "a group of {group} files cannot be spread over {devices} devices; choose a multiple of \
+         the device count, of at least one"
+    ))
+}
+
 /// The parameters of the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Geometry {
-    devices: u32,
-    group: u32,
-    rows: u32,
-    object_bytes: u32,
-    slot_bytes: u32,
+    /// The number of devices, N.
+    pub devices: u32,
+    /// The files of a group, G.
+    pub group: u32,
+    /// The objects of a file.
+    pub rows: u32,
+    /// The bytes of an object in memory.
+    pub object_bytes: u32,
+    /// The bytes of an object on a device: padded to the LBA size.
+    pub slot_bytes: u32,
 }
 
 impl Geometry {
@@ -79,73 +92,45 @@ impl Geometry {
     ) -> Result<Self, LayoutError> {
         shape.validate()?;
         if devices == 0 || group == 0 || !group.is_multiple_of(devices) {
-            return Err(LayoutError::Group { group, devices });
+            return Err(uneven(group, devices));
         }
         if !lba_bytes.is_power_of_two() {
-            return Err(LayoutError::LbaBytes { lba_bytes });
+            let why = format!("an LBA size of {lba_bytes} bytes is no power of two");
+            return Err(LayoutError::Impossible(why));
         }
         let slot_bytes = shape
             .object_bytes
             .checked_next_multiple_of(lba_bytes)
-            .ok_or(LayoutError::Shape { field: "object_bytes", problem: "is too large to pad" })?;
+            .ok_or_else(|| LayoutError::shape("object_bytes", "is too large to pad"))?;
         let (rows, object_bytes) = (shape.rows(), shape.object_bytes);
         let geometry = Self { devices, group, rows, object_bytes, slot_bytes };
         let file_bytes = geometry.file_bytes();
-        match file_bytes.checked_mul(u64::from(geometry.width())) {
-            Some(_) => Ok(geometry),
-            None => Err(LayoutError::GroupBytes { group, file_bytes }),
+        if file_bytes.checked_mul(u64::from(geometry.width())).is_none() {
+            return Err(LayoutError::Impossible(format!(
+                "a group of {group} files of {file_bytes} bytes does not fit into 64 bits on each \
+                 device; choose a smaller group"
+            )));
         }
+        Ok(geometry)
     }
 
     /// Makes a layout for these regions with a suitable group size: long runs, but small enough
     /// that every region holds several groups if it can.
     ///
     /// # Errors
-    /// Same as [`Geometry::new`]; also [`LayoutError::Group`] if there is no region.
+    /// Same as [`Geometry::new`]; also if there is no region.
     pub fn for_regions(shape: &KvShape, regions: &[Region]) -> Result<Self, LayoutError> {
         let devices = u32::try_from(regions.len()).unwrap_or(u32::MAX);
         let lba_bytes = regions.iter().map(|r| 1u32 << r.lba_shift).max().unwrap_or(1);
         let mut width = GROUP_WIDTH;
         loop {
-            let group = devices
-                .checked_mul(width)
-                .ok_or(LayoutError::Group { group: u32::MAX, devices })?;
+            let group = devices.checked_mul(width).ok_or_else(|| uneven(u32::MAX, devices))?;
             let geometry = Self::new(shape, devices, group, lba_bytes)?;
             if width == 1 || geometry.groups_in(regions) >= GROUPS_WANTED {
                 return Ok(geometry);
             }
             width /= 2;
         }
-    }
-
-    /// Returns the number of devices, N.
-    #[must_use]
-    pub fn devices(&self) -> u32 {
-        self.devices
-    }
-
-    /// Returns the files of a group, G.
-    #[must_use]
-    pub fn group(&self) -> u32 {
-        self.group
-    }
-
-    /// Returns the objects of a file.
-    #[must_use]
-    pub fn rows(&self) -> u32 {
-        self.rows
-    }
-
-    /// Returns the bytes of an object in memory.
-    #[must_use]
-    pub fn object_bytes(&self) -> u32 {
-        self.object_bytes
-    }
-
-    /// Returns the bytes of an object on a device: padded to the LBA size.
-    #[must_use]
-    pub fn slot_bytes(&self) -> u32 {
-        self.slot_bytes
     }
 
     /// Returns the number of objects of one row that are contiguous on one device: G / N.

@@ -58,7 +58,7 @@ pub use catalog::{
     ReferenceId, Reported, SnapshotCursor, StoredFile, Usage, Write, WriteBudget, WriteId,
 };
 pub use codec::Codec;
-pub use durable::{DurableCatalog, DurableConfig, NotDurable, Seal, Time};
+pub use durable::{DurableCatalog, DurableConfig, NotDurable, Seal, Time, lock};
 pub use error::LayoutError;
 pub use format::{Plan, SCRATCH, format_devices};
 pub use ids::{BlockId, DeviceIndex, FileId, Layer, Lsn, NamespaceId, Row, Slot};

@@ -44,7 +44,7 @@ impl KvShape {
     /// Checks that nothing is zero and that the row count can be represented.
     ///
     /// # Errors
-    /// Returns [`LayoutError::Shape`], which names the field.
+    /// Returns [`LayoutError`], which names the field.
     pub fn validate(&self) -> Result<(), LayoutError> {
         for (field, value) in [
             ("layers", self.layers),
@@ -53,11 +53,11 @@ impl KvShape {
             ("block_tokens", self.block_tokens),
         ] {
             if value == 0 {
-                return Err(LayoutError::Shape { field, problem: "is zero" });
+                return Err(LayoutError::shape(field, "is zero"));
             }
         }
         if self.layers.checked_mul(self.segments).is_none_or(|rows| rows > ROWS_MAX) {
-            return Err(LayoutError::Shape { field: "layers", problem: "gives over 65535 rows" });
+            return Err(LayoutError::shape("layers", "gives over 65535 rows"));
         }
         Ok(())
     }

@@ -6,10 +6,11 @@
 use std::{
     collections::{HashMap, HashSet},
     num::NonZeroU64,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
+use kv_catalog::lock;
 use objstore::FileId;
 
 use crate::{error::RefusalKind, limit::Limit, refusal::Refusal};
@@ -97,18 +98,13 @@ impl Account {
         Arc::new(Self { uid, state, pinning: Mutex::default() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked leaves counts that are whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn share(&self) -> Share {
-        self.state().share
+        lock(&self.state).share
     }
 
     /// Changes the limits. More than that may be taken already, and stays.
     pub(crate) fn set_share(&self, share: Share) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.share.bandwidth != share.bandwidth {
             state.turn = share.bandwidth.map(Limit::new);
         }
@@ -117,7 +113,7 @@ impl Account {
 
     /// Takes something.
     pub(crate) fn take(self: &Arc<Self>, what: Resource, amount: u64) -> Result<Charge, Refusal> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.left(what) < amount {
             return Err(self.refusal(&state, what));
         }
@@ -135,7 +131,7 @@ impl Account {
         ranks: usize,
     ) -> Result<(usize, Held), Refusal> {
         let each = ranks.max(1) as u64;
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let by_files = state.left(Resource::Files) / each;
         let by_memory = state.left(Resource::Memory) / (each * POSITION_BYTES);
         let fits = (positions as u64).min(by_files).min(by_memory);
@@ -153,7 +149,7 @@ impl Account {
         self: &Arc<Self>,
         ranks: &[&[FileId]],
     ) -> Result<(usize, Held), Refusal> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let positions = ranks.iter().map(|files| files.len()).max().unwrap_or(0);
         let (mut files, mut memory) = (state.left(Resource::Files), state.left(Resource::Memory));
         let (mut named, mut known, mut fits) = (Vec::new(), HashSet::new(), 0);
@@ -209,7 +205,7 @@ impl Account {
         now: Duration,
         wait_max: Duration,
     ) -> Option<Duration> {
-        let turn = &mut self.state().turn;
+        let turn = &mut lock(&self.state).turn;
         turn.as_mut().map_or(Some(Duration::ZERO), |turn| turn.take(bytes, now, wait_max))
     }
 }
@@ -224,7 +220,7 @@ pub(crate) struct Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.account.state().taken[self.what as usize] -= self.amount;
+        lock(&self.account.state).taken[self.what as usize] -= self.amount;
     }
 }
 
@@ -241,7 +237,7 @@ impl Held {
     /// Sets the files to those that are held in fact.
     pub(crate) fn name(&mut self, files: Vec<FileId>) {
         let account = self.account.clone();
-        let mut state = account.state();
+        let mut state = lock(&account.state);
         self.give_back(&mut state);
         self.take(&mut state, 0, files);
     }
@@ -280,7 +276,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         let account = self.account.clone();
-        self.give_back(&mut account.state());
+        self.give_back(&mut lock(&account.state));
     }
 }
 

@@ -15,10 +15,11 @@ use std::{
     },
     path::{Path, PathBuf},
     ptr::NonNull,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use kv_catalog::lock;
 use objstore::{BlockId, KvShape, Row};
 use ripieno_stack::{GpuMemory, PoolLayout, StackError, http};
 use rustix::net::RecvFlags;
@@ -192,10 +193,11 @@ impl Client {
     /// [`ServeError::Refused`] if its store failed: then devices may still access the memory.
     pub fn close(&self) -> Result<(), ServeError> {
         let lost = |why: String| ServeError::Lost { why };
-        let _beginning = self.beginning();
+        let _beginning = lock(&self.inner.beginning);
         let timed = self.by(Some(Instant::now() + ANSWER_TIMEOUT));
         let is_busy = |links: &mut Links| links.lost.is_none() && links.idle.len() < links.open;
-        let waited = self.inner.returned.wait_timeout_while(self.links(), timed.left(), is_busy);
+        let waited =
+            self.inner.returned.wait_timeout_while(lock(&self.inner.links), timed.left(), is_busy);
         let (mut links, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut links.is_closed, true) {
             return Ok(());
@@ -351,21 +353,21 @@ impl Client {
     /// made.
     fn session(&self) -> (u64, Option<ServeError>) {
         let (generation, is_closed) = {
-            let links = self.links();
+            let links = lock(&self.inner.links);
             let is_closed = links.lost.is_none() && links.idle.last().is_some_and(is_closed);
             (links.generation, is_closed)
         };
         if is_closed {
             self.lose(generation, "the server has closed it");
         }
-        let links = self.links();
+        let links = lock(&self.inner.links);
         (links.generation, links.end())
     }
 
     /// Returns true if the server decides when layers start.
     #[must_use]
     pub fn is_paced(&self) -> bool {
-        self.links().is_paced
+        lock(&self.inner.links).is_paced
     }
 
     /// Returns the shape of the blocks of a server.
@@ -384,15 +386,6 @@ impl Client {
             }
             other => Err(unexpected(&other)),
         }
-    }
-
-    fn links(&self) -> MutexGuard<'_, Links> {
-        // A thread that panicked leaves connections that are whole.
-        self.inner.links.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn beginning(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.inner.beginning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a handle of the same session with a deadline for all its calls together.
@@ -418,7 +411,7 @@ impl Client {
         if let Err(ServeError::Lost { why }) = &answered {
             self.lose(generation, why);
         } else {
-            let mut links = self.links();
+            let mut links = lock(&self.inner.links);
             if links.generation == generation && links.lost.is_none() {
                 links.idle.push(stream);
                 self.inner.returned.notify_all();
@@ -429,7 +422,7 @@ impl Client {
 
     /// Marks a session as ended.
     fn lose(&self, generation: u64, why: &str) {
-        let mut links = self.links();
+        let mut links = lock(&self.inner.links);
         if links.generation == generation {
             links.idle.clear();
             links.lost.get_or_insert_with(|| why.to_owned());

@@ -5,10 +5,11 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
+use kv_catalog::lock;
 use objstore::{
     BlockKey, FileId, Namespace, NamespaceOwner, Prefix, Reservation, Store, StoreError,
 };
@@ -161,19 +162,14 @@ impl Engine {
         Self { ranks, grants: Mutex::new(grants), activity: Mutex::default() }
     }
 
-    fn activity(&self) -> MutexGuard<'_, Activity> {
-        // A thread that panicked leaves counts that are whole.
-        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that a call begins.
     pub(crate) fn begin_call(&self) {
-        self.activity().in_progress += 1;
+        lock(&self.activity).in_progress += 1;
     }
 
     /// Notes that a call has ended.
     pub(crate) fn end_call(&self, now: Duration) {
-        let mut activity = self.activity();
+        let mut activity = lock(&self.activity);
         activity.in_progress -= 1;
         activity.last = now;
     }
@@ -181,7 +177,7 @@ impl Engine {
     /// Returns true if none of its clients has made a call for the time `hold_max`. All that they
     /// hold ends then.
     pub(crate) fn is_idle(&self, now: Duration, hold_max: Duration) -> bool {
-        let mut activity = self.activity();
+        let mut activity = lock(&self.activity);
         // One that was just made has made no call yet.
         if activity.in_progress > 0 || activity.last.is_zero() {
             activity.last = now;
@@ -192,7 +188,7 @@ impl Engine {
     /// Takes all prefixes and reservations, because no client has made a call for a time.
     /// `are_more`: requests end, too.
     pub(crate) fn expire(&self, hold_max: Duration, are_more: bool) -> Vec<Grant> {
-        let mut grants = self.grants();
+        let mut grants = lock(&self.grants);
         if are_more || !grants.all.is_empty() {
             grants.expired = Some((grants.last, hold_max));
         }
@@ -202,7 +198,7 @@ impl Engine {
 
     /// Refuses a number that stands for nothing.
     pub(crate) fn unknown(&self, what: &str, number: u64) -> Refusal {
-        match self.grants().expired {
+        match lock(&self.grants).expired {
             Some((last, hold_max)) if number <= last => {
                 let why = format!(
                     "{what} {number} has ended: what a client holds ends after {} s without a call \
@@ -215,14 +211,9 @@ impl Engine {
         }
     }
 
-    fn grants(&self) -> MutexGuard<'_, Grants> {
-        // A thread that panicked leaves tables that are whole.
-        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns a number that nothing else of the engine has.
     pub(crate) fn next(&self) -> u64 {
-        let mut grants = self.grants();
+        let mut grants = lock(&self.grants);
         grants.last += 1;
         grants.last
     }
@@ -302,7 +293,7 @@ impl Engine {
     }
 
     fn grant(&self, owner: u64, files: Files, held: Held) -> Result<u64, Refusal> {
-        let mut grants = self.grants();
+        let mut grants = lock(&self.grants);
         let (count, positions) = grants.owners.get(&owner).copied().unwrap_or_default();
         if count >= GRANTS_MAX || positions + files.positions() > POSITIONS_MAX {
             drop(grants);
@@ -320,7 +311,7 @@ impl Engine {
 
     /// Returns a prefix that a client of the engine found.
     pub(crate) fn prefix(&self, number: u64) -> Result<Granted<Vec<Prefix>>, Refusal> {
-        let found = match self.grants().all.get(&number) {
+        let found = match lock(&self.grants).all.get(&number) {
             Some(Grant { files: Files::Found(found), held, .. }) => {
                 Some((found.clone(), held.clone()))
             }
@@ -331,7 +322,7 @@ impl Engine {
 
     /// Returns a reservation that a client of the engine made.
     pub(crate) fn reservation(&self, number: u64) -> Result<Granted<Writing>, Refusal> {
-        let found = match self.grants().all.get(&number) {
+        let found = match lock(&self.grants).all.get(&number) {
             Some(Grant { files: Files::Reserved(writing), held, .. }) => {
                 Some((writing.clone(), held.clone()))
             }
@@ -354,7 +345,7 @@ impl Engine {
         let is_filled = is_filled && own.is_some_and(|own| own.is_filled());
         let is_good = {
             // A thread that panicked leaves a list that is whole.
-            let mut reported = writing.reported.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut reported = lock(&writing.reported);
             match reported.get_mut(rank as usize) {
                 // A failure is not taken back.
                 Some(report) => *report = Some(is_filled && *report != Some(false)),
@@ -390,7 +381,7 @@ impl Engine {
 
     /// Returns a reservation that a client made itself.
     pub(crate) fn own_reservation(&self, owner: u64, number: u64) -> Result<Arc<Writing>, Refusal> {
-        let own = match self.grants().all.get(&number) {
+        let own = match lock(&self.grants).all.get(&number) {
             Some(Grant { owner: found, files: Files::Reserved(writing), .. })
                 if *found == owner =>
             {
@@ -403,7 +394,7 @@ impl Engine {
 
     /// Ends a client's prefix or reservation. Returns false if it has none with this number.
     pub(crate) fn end(&self, owner: u64, number: u64) -> bool {
-        let mut grants = self.grants();
+        let mut grants = lock(&self.grants);
         let is_own = grants.all.get(&number).is_some_and(|grant| grant.owner == owner);
         let ended = if is_own { grants.remove(number) } else { None };
         // Files are released without the lock.
@@ -414,7 +405,7 @@ impl Engine {
     /// Ends all of a client's prefixes and reservations.
     pub(crate) fn leave(&self, owner: u64) {
         let ended: Vec<Grant> = {
-            let mut grants = self.grants();
+            let mut grants = lock(&self.grants);
             grants.owners.remove(&owner);
             grants.all.extract_if(|_, grant| grant.owner == owner).map(|(_, ended)| ended).collect()
         };
@@ -423,7 +414,7 @@ impl Engine {
 
     /// Returns the numbers of a client's prefixes and reservations.
     pub(crate) fn held(&self, owner: u64) -> (u32, u32) {
-        let grants = self.grants();
+        let grants = lock(&self.grants);
         let own = grants.all.values().filter(|grant| grant.owner == owner);
         own.fold((0, 0), |(found, reserved), grant| match grant.files {
             Files::Found(_) => (found + 1, reserved),

@@ -201,7 +201,7 @@ impl Lane {
             Some(CopyState::InFlight) => return Err(StoreError::InFlight { layer }.into()),
             Some(_) => {}
             None => {
-                return Err(StoreError::NoSuchLayer { layer, layers: shape.layers }.into());
+                return Err(StoreError::no_such_layer(layer, shape.layers).into());
             }
         }
         moving.on_gpu.set(layer, CopyState::InFlight);

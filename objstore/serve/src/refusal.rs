@@ -26,13 +26,7 @@ impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
         let kind = match &error {
             StoreError::Catalog(CatalogError::OwnNamespaces { .. }) => RefusalKind::Limit,
-            StoreError::NoSuchBlock { .. }
-            | StoreError::NoSuchLayer { .. }
-            | StoreError::NoSuchJob { .. }
-            | StoreError::NoSuchPool { .. }
-            | StoreError::DuplicateBlock { .. }
-            | StoreError::Positions { .. }
-            | StoreError::NotReserved { .. }
+            StoreError::Argument { .. }
             | StoreError::NotStarted { .. }
             | StoreError::InFlight { .. }
             | StoreError::Ended { .. }

@@ -55,8 +55,8 @@ impl KvStore for RemoteStore {
         first: usize,
         blocks: &[BlockId],
     ) -> Result<Box<dyn KvRequest>, StackError> {
-        let foreign = StoreError::Foreign { what: "prefix" };
-        let prefix = (prefix as &dyn Any).downcast_ref::<Prefix>().ok_or(foreign)?;
+        let prefix = (prefix as &dyn Any).downcast_ref::<Prefix>();
+        let prefix = prefix.ok_or_else(|| StoreError::foreign("prefix"))?;
         Ok(Box::new(self.client.retrieve(prefix, first, blocks)?))
     }
 

@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kv_catalog::lock;
 use objstore::{NewPin, StoreError};
 use ripieno_stack::{SocketFile, Stack, StackError, http};
 use rustix::{
@@ -143,7 +144,7 @@ impl Server {
         };
         // No client finds the socket any more.
         drop((listener, web, path));
-        shared.state().connections.values().for_each(http::hang_up);
+        lock(&shared.state).connections.values().for_each(http::hang_up);
         for thread in threads {
             // A panic was reported when it happened.
             let _ = thread.join();
@@ -243,35 +244,36 @@ impl Shared {
         stream.set_read_timeout(Some(PAUSE_MAX))?;
         stream.set_write_timeout(Some(PAUSE_MAX))?;
         let settings = self.settings();
-        if !self.is_controller(peer.uid) && !settings.users.contains(&peer.uid) {
-            let Peer { uid, pid } = peer;
-            self.state().counts.users += 1;
-            if self.may_log() {
-                tracing::warn!(uid, pid, "a user who is not on the list was refused");
-            }
-            let message = format!(
-                "user {uid} is not on the list of users of this server; add it to `users` of its \
-                 configuration, and reload that"
-            );
-            let refused = Answer::Refused { kind: RefusalKind::Denied, message };
-            // A user who does not read it has no use for it.
-            let _ = protocol::send(&stream, &refused, None);
-            return Ok(None);
-        }
+        let uid = peer.uid;
         // Each user has its own, so that nobody keeps a controller out.
-        let charge = match self.account(peer.uid).take(Resource::Connections, 1) {
+        let admitted = match self.is_controller(uid) || settings.users.contains(&uid) {
+            true => self.account(uid).take(Resource::Connections, 1),
+            false => Err(Refusal::new(
+                RefusalKind::Denied,
+                format!(
+                    "user {uid} is not on the list of users of this server; add it to `users` of \
+                     its configuration, and reload that"
+                ),
+            )),
+        };
+        let charge = match admitted {
             Ok(charge) => charge,
             Err(refusal) => {
                 self.turn_away(peer, &stream, refusal);
                 return Ok(None);
             }
         };
-        let number = self.state().enter(stream.try_clone()?.into());
+        let number = lock(&self.state).enter(stream.try_clone()?.into());
         self.serve_client(number, peer, stream, charge).map(Some)
     }
 
     fn turn_away(&self, peer: Peer, stream: &UnixStream, Refusal { kind, message }: Refusal) {
-        self.state().counts.calls += 1;
+        let mut state = lock(&self.state);
+        match kind {
+            RefusalKind::Denied => state.counts.users += 1,
+            _ => state.counts.calls += 1,
+        }
+        drop(state);
         if self.may_log() {
             tracing::warn!(uid = peer.uid, pid = peer.pid, message, "a connection was refused");
         }
@@ -301,12 +303,12 @@ impl Shared {
             if let Err(error) = served {
                 tracing::debug!(%error, uid = peer.uid, pid = peer.pid, "a connection broke");
             }
-            shared.state().connections.remove(&number);
+            lock(&shared.state).connections.remove(&number);
             drop((stream, charge));
         };
         let spawned = thread::Builder::new().name("ripieno client".to_owned()).spawn(serve);
         if spawned.is_err() {
-            self.state().connections.remove(&number);
+            lock(&self.state).connections.remove(&number);
         }
         spawned
     }
@@ -318,7 +320,7 @@ impl Shared {
         from: SocketAddr,
     ) -> io::Result<Option<JoinHandle<()>>> {
         stream.set_nonblocking(false)?;
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let number = state.enter(stream.try_clone()?.into());
         let door = state.doors.enter(number, from.ip());
         if let Door::Instead(other) = door
@@ -344,11 +346,11 @@ impl Shared {
             if let Err(error) = web::serve(&shared, &stream, access, &from.to_string()) {
                 tracing::debug!(%error, %from, "a connection broke");
             }
-            shared.state().leave_web(number);
+            lock(&shared.state).leave_web(number);
         };
         let spawned = thread::Builder::new().name("ripieno http".to_owned()).spawn(serve);
         if spawned.is_err() {
-            self.state().leave_web(number);
+            lock(&self.state).leave_web(number);
         }
         spawned.map(Some)
     }
@@ -392,7 +394,7 @@ impl Connection<'_> {
     /// memory. Returns false if it does not end.
     fn replace(&self, earlier: Option<&Bytes>) -> bool {
         let find = || {
-            let state = self.shared.state();
+            let state = lock(&self.shared.state);
             let is_it = |(_, session): &(&u64, &Arc<Session>)| {
                 Some(&session.token) == earlier && session.peer.uid == self.peer.uid
             };
@@ -412,7 +414,7 @@ impl Connection<'_> {
 
     /// Refuses a message, and ends the connection.
     fn malformed(&self, why: &str) -> io::Result<()> {
-        self.shared.state().counts.messages += 1;
+        lock(&self.shared.state).counts.messages += 1;
         let Peer { uid, pid } = self.peer;
         if self.shared.may_log() {
             tracing::warn!(uid, pid, why, "a message was refused");
@@ -430,11 +432,11 @@ impl Connection<'_> {
         let Refusal { kind, message } = refusal;
         match kind {
             RefusalKind::Argument | RefusalKind::Limit | RefusalKind::Denied => {
-                self.shared.state().counts.calls += 1;
+                lock(&self.shared.state).counts.calls += 1;
                 *logged += 1;
             }
             RefusalKind::Failed => {
-                self.shared.state().failed.get_or_insert_with(|| message.clone());
+                lock(&self.shared.state).failed.get_or_insert_with(|| message.clone());
             }
             _ => {}
         }
@@ -479,7 +481,7 @@ impl Connection<'_> {
         };
         let since = Instant::now();
         while since.elapsed() < PAUSE_MAX {
-            let mut state = self.shared.state();
+            let mut state = lock(&self.shared.state);
             let joined = state.engines.entry(self.key(member)).or_insert_with(new).join(member);
             drop(state);
             if let Some(engine) = joined? {
@@ -495,7 +497,7 @@ impl Connection<'_> {
 
     fn leave(&self, member: Option<&Member>) {
         let Some(member) = member else { return };
-        let (mut state, key) = (self.shared.state(), self.key(member));
+        let (mut state, key) = (lock(&self.shared.state), self.key(member));
         if let Some(joined) = state.engines.get_mut(&key) {
             joined.parts.remove(&member.rank);
             if joined.parts.is_empty() {
@@ -514,7 +516,7 @@ impl Connection<'_> {
         let mut token = vec![0; 16];
         rustix::rand::getrandom(&mut token[..], GetRandomFlags::empty())?;
         let token = Bytes(token);
-        let is_full = !self.shared.state().expect_session(settings.sessions_max);
+        let is_full = !lock(&self.shared.state).expect_session(settings.sessions_max);
         let begun = match is_full {
             true => {
                 let why =
@@ -531,7 +533,7 @@ impl Connection<'_> {
         };
         let begun = begun.map(Arc::new);
         if !is_full {
-            let mut state = self.shared.state();
+            let mut state = lock(&self.shared.state);
             state.arriving -= 1;
             state.sessions.extend(begun.iter().map(|session| (self.number, session.clone())));
         }
@@ -551,7 +553,7 @@ impl Connection<'_> {
         let welcomed = protocol::send(self.stream, &welcome, None);
         let served = welcomed.and_then(|()| self.answer_all(&session));
         let ended = session.end();
-        let mut state = self.shared.state();
+        let mut state = lock(&self.shared.state);
         state.sessions.remove(&self.number);
         state.counts.sessions_ended += 1;
         if let Err(error) = ended {
@@ -569,7 +571,7 @@ impl Connection<'_> {
     fn attach(&self, token: &Bytes) -> io::Result<()> {
         let is_it =
             |session: &&Arc<Session>| session.token == *token && session.peer.uid == self.peer.uid;
-        let found = self.shared.state().sessions.values().find(is_it).cloned();
+        let found = lock(&self.shared.state).sessions.values().find(is_it).cloned();
         let Some(session) = found else {
             return self.malformed("there is no such session of this user");
         };

@@ -9,12 +9,13 @@ use std::{
     ops::Range,
     os::fd::OwnedFd,
     os::unix::net::UnixStream,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
 
 use gio_uring::IoStatus;
+use kv_catalog::lock;
 use objstore::{
     BlockId, Direction, JobId, Layer, Namespace, NamespaceId, PinAnswer, PoolId, Store, StoreError,
 };
@@ -172,20 +173,16 @@ impl Session {
         if !self.engine.is_idle(now, hold_max) {
             return None;
         }
-        let requests: Vec<_> = self.tables().requests.drain().map(|(_, moving)| moving).collect();
+        let requests: Vec<_> =
+            lock(&self.tables).requests.drain().map(|(_, moving)| moving).collect();
         let grants = self.engine.expire(hold_max, !requests.is_empty());
         let is_empty = requests.is_empty() && grants.is_empty();
         (!is_empty).then_some(Left { _requests: requests, _grants: grants })
     }
 
-    fn tables(&self) -> MutexGuard<'_, Tables> {
-        // A thread that panicked leaves tables that are whole.
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a connection, which is closed when the session ends. Returns its number.
     pub(crate) fn attach(&self, stream: UnixStream) -> Result<u64, Refusal> {
-        let mut tables = self.tables();
+        let mut tables = lock(&self.tables);
         if tables.is_ended || tables.connections.len() >= CONNECTIONS_MAX {
             let why = format!("the session has ended, or has {CONNECTIONS_MAX} connections");
             return Err(Refusal::new(RefusalKind::Limit, why));
@@ -197,7 +194,7 @@ impl Session {
 
     /// Forgets a connection.
     pub(crate) fn detach(&self, number: u64) {
-        self.tables().connections.remove(&number);
+        lock(&self.tables).connections.remove(&number);
     }
 
     /// Ends the session, after its transfers: nothing refers to files or memory any more.
@@ -206,7 +203,7 @@ impl Session {
     /// Returns [`StoreError::Failed`] if the store failed: the memory stays mapped.
     pub(crate) fn end(&self) -> Result<(), StoreError> {
         let Tables { namespaces, requests, connections, client: _client, .. } = {
-            let mut tables = self.tables();
+            let mut tables = lock(&self.tables);
             let ended = Tables { is_ended: true, ..Tables::default() };
             std::mem::replace(&mut *tables, ended)
         };
@@ -244,7 +241,7 @@ impl Session {
             uid: self.peer.uid,
             pid: self.peer.pid,
             pool_bytes: pool_bytes.unwrap_or(0),
-            requests: self.tables().requests.len() as u32,
+            requests: lock(&self.tables).requests.len() as u32,
             prefixes,
             reservations,
             member: self.member.clone(),
@@ -293,7 +290,7 @@ impl Session {
 
     fn namespace(&self, namespace: &Namespace) -> Result<Answer, Refusal> {
         let digest = namespace.digest();
-        let spaces = &mut self.tables().namespaces;
+        let spaces = &mut lock(&self.tables).namespaces;
         if let Some(known) = spaces.iter().position(|(known, _)| *known == digest) {
             return Ok(Answer::Number(known as u32));
         }
@@ -307,7 +304,8 @@ impl Session {
 
     /// Returns a handle for each rank.
     fn space(&self, number: u32) -> Result<Vec<Store>, Refusal> {
-        let found = self.tables().namespaces.get(number as usize).map(|(_, ranks)| ranks.clone());
+        let found =
+            lock(&self.tables).namespaces.get(number as usize).map(|(_, ranks)| ranks.clone());
         found.ok_or_else(|| Refusal::argument(format!("there is no namespace {number}")))
     }
 
@@ -342,7 +340,7 @@ impl Session {
 
     /// Ends what the session was granted since it has ended.
     fn granted(&self) -> Result<(), Refusal> {
-        if self.tables().is_ended {
+        if lock(&self.tables).is_ended {
             self.engine.leave(self.number);
             self.store.end_pins(None, Some(self.number));
             return Err(Refusal::new(RefusalKind::Limit, "the session has ended"));
@@ -483,7 +481,7 @@ impl Session {
     fn keep(&self, request: Arc<Moving>) -> Result<u64, Refusal> {
         // Each client has the same share of the devices.
         request.request.assign(self.number as u32)?;
-        let mut tables = self.tables();
+        let mut tables = lock(&self.tables);
         if tables.is_ended || tables.requests.len() >= REQUESTS_MAX {
             drop(tables);
             let why = format!("a client may have {REQUESTS_MAX} requests; end some");
@@ -507,14 +505,14 @@ impl Session {
     }
 
     fn request(&self, number: u64) -> Result<Arc<Moving>, Refusal> {
-        let found = self.tables().requests.get(&number).cloned();
+        let found = lock(&self.tables).requests.get(&number).cloned();
         found.ok_or_else(|| self.engine.unknown("request", number))
     }
 
     /// Takes requests out of the table: all of them, or none if another call uses one. Each has
     /// with it what it has taken, to be given back when it has ended.
     fn take(&self, numbers: &[u64]) -> Result<Vec<(Request, Option<StoreError>, Taken)>, Refusal> {
-        let requests = &mut self.tables().requests;
+        let requests = &mut lock(&self.tables).requests;
         let mut known = HashSet::new();
         for number in numbers {
             let found = requests.get(number).filter(|_| known.insert(*number));

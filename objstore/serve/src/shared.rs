@@ -6,10 +6,11 @@ use std::{
     net::SocketAddr,
     os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
+use kv_catalog::lock;
 use ripieno_stack::{MetricsPage, Stack, StackError, http::Reply};
 
 use crate::{
@@ -49,9 +50,10 @@ pub(crate) struct Shared {
     pub(crate) totals: Totals,
     /// By user.
     accounts: Mutex<BTreeMap<u32, Arc<Account>>>,
-    state: Mutex<State>,
+    pub(crate) state: Mutex<State>,
     page: Mutex<MetricsPage>,
-    own_pool: Mutex<()>,
+    /// The right to use the blocks of the store's own pool.
+    pub(crate) own_pool: Mutex<()>,
     /// The last field: the others have handles of the store.
     pub(crate) stack: Stack,
 }
@@ -130,14 +132,14 @@ impl Shared {
     /// Returns the account of a user.
     pub(crate) fn account(&self, uid: u32) -> Arc<Account> {
         let share = || self.settings().share(uid, [self.own_uid, 0], &self.totals);
-        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = lock(&self.accounts);
         accounts.entry(uid).or_insert_with(|| Account::new(uid, share())).clone()
     }
 
     /// Gives all accounts, and those of `users`, the limits of the settings.
     fn set_limits(&self, users: &BTreeSet<u32>) {
         users.iter().for_each(|uid| drop(self.account(*uid)));
-        let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let accounts = lock(&self.accounts).clone();
         let settings = self.settings();
         for (uid, account) in accounts {
             let share = settings.share(uid, [self.own_uid, 0], &self.totals);
@@ -152,7 +154,7 @@ impl Shared {
     /// Takes what clients hold that have made no call for a time.
     pub(crate) fn expire(&self, now: Duration) -> Vec<Left> {
         let hold_max = self.settings().hold_max;
-        let sessions: Vec<Arc<Session>> = self.state().sessions.values().cloned().collect();
+        let sessions: Vec<Arc<Session>> = lock(&self.state).sessions.values().cloned().collect();
         let mut left = Vec::new();
         for session in sessions {
             if let Some(ended) = session.expire(now, hold_max) {
@@ -171,18 +173,8 @@ impl Shared {
         stack.close()
     }
 
-    // A thread that panicked leaves values that are whole.
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the right to use the blocks of the store's own pool.
-    pub(crate) fn own_pool(&self) -> MutexGuard<'_, ()> {
-        self.own_pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn settings(&self) -> Arc<Settings> {
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.settings).clone()
     }
 
     pub(crate) fn now(&self) -> Duration {
@@ -203,7 +195,7 @@ impl Shared {
 
     /// Returns the text of the metrics.
     pub(crate) fn metrics(&self, accept: &str) -> Reply {
-        let mut page = self.page.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut page = lock(&self.page);
         let (content_type, text) = page.text(accept);
         Reply::new(200, content_type, text.into_bytes())
     }
@@ -215,14 +207,14 @@ impl Shared {
     /// Notes that the store has failed, if a refusal says so.
     pub(crate) fn note_failure(&self, kind: RefusalKind, message: &str) {
         if kind == RefusalKind::Failed {
-            self.state().failed.get_or_insert_with(|| message.to_owned());
+            lock(&self.state).failed.get_or_insert_with(|| message.to_owned());
         }
     }
 
     /// Serves by other settings from now on.
     pub(crate) fn apply(&self, settings: Settings) {
         let users = settings.limits.keys().copied().collect();
-        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        *lock(&self.settings) = Arc::new(settings);
         self.set_limits(&users);
     }
 
@@ -237,7 +229,7 @@ impl Shared {
         let checked = settings.check(self.stack.store().shape(), self.totals.file_bytes);
         checked.map_err(|error| conflict(error.to_string()))?;
         let refused = |error: io::Error| conflict(format!("setting the socket's mode: {error}"));
-        let current = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = lock(&self.settings);
         self.admit(&settings).map_err(refused)?;
         let changed = current.differences(&settings);
         drop(current);
@@ -249,7 +241,7 @@ impl Shared {
     /// Looks at the devices. Returns the cause if the store has failed.
     pub(crate) fn look(&self) -> Option<String> {
         let looked = self.stack.store().plane().sync();
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if let (Err(error), None) = (looked, &state.failed) {
             state.failed = Some(error.to_string());
         }
@@ -267,7 +259,7 @@ impl Shared {
         });
         let namespaces = namespaces.collect();
         let PinList { pins, bytes: pinned_bytes, .. } = self.pin_list();
-        let state = self.state();
+        let state = lock(&self.state);
         let Counts { sessions_ended, users, messages, calls, requests } = state.counts;
         Ok(Status {
             healthy: store.plane().check_writable().is_ok(),
@@ -292,12 +284,12 @@ impl Shared {
     /// Returns true if a line about a refusal may be logged: clients can cause any number.
     pub(crate) fn may_log(&self) -> bool {
         let now = self.now();
-        self.state().log.take(now)
+        lock(&self.state).log.take(now)
     }
 
     /// Counts and logs a refused request.
     pub(crate) fn log_refusal(&self, from: &str, what: &str, why: &str) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.counts.requests += 1;
         drop(state);
         if self.may_log() {

@@ -49,7 +49,7 @@ impl Mover {
         let ticket @ Ticket { layer, .. } = op.ticket;
         let job = self.jobs.get_mut(ticket.job).expect("it has an operation in flight");
         job.in_flight -= 1;
-        let sizes = (self.setup.shape.object_bytes, self.setup.geometry.object_bytes());
+        let sizes = (self.setup.shape.object_bytes, self.setup.geometry.object_bytes);
         let mut ended = outcome(&op, job, job.rows(&self.setup.shape, layer).len(), sizes);
         if let (Some(at), Ok(_), Direction::Read) = (op.buffer, &ended, job.direction) {
             let damaged = self.copier.decode(&job.copies, layer, at, &*self.clock);
@@ -140,7 +140,7 @@ impl Mover {
     ) -> Result<(), StoreError> {
         // Another owner may have written to the files meanwhile.
         self.check_owner()?;
-        let job = self.jobs.get(ticket.job).ok_or(StoreError::NoSuchJob { job: ticket.job })?;
+        let job = self.jobs.get(ticket.job).ok_or_else(|| StoreError::no_such_job(ticket.job))?;
         if job.abandoned || job.failure.is_some() {
             return Err(StoreError::Ended { layer: ticket.layer });
         }
@@ -148,7 +148,7 @@ impl Mover {
         if let Some(indices) = &attempts.part {
             let entries: Vec<Affine> = indices.iter().map(|at| self.affine(job, *at)).collect();
             let ring = self.transport.ring()?;
-            let map = ring.upload_map(&entries, self.setup.geometry.devices())?;
+            let map = ring.upload_map(&entries, self.setup.geometry.devices)?;
             let checksums = match (&job.checksums, job.direction) {
                 (Some(all), Direction::Read) => all.of_part(ring, &map, indices)?,
                 _ => None,

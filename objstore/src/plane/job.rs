@@ -3,11 +3,11 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     ops::Range,
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
 };
 
 use gio_uring::{BlockMap, IoStatus, Wait};
-use kv_catalog::{FileId, KvShape, Layer};
+use kv_catalog::{FileId, KvShape, Layer, lock};
 use kv_schedule::{Flow, OpId, StepId};
 use nvme_driver::Nanos;
 use nvme_spec::nvm::Direction;
@@ -204,7 +204,7 @@ impl Job {
 /// Returns an identifier that no job of this process has.
 pub(super) fn next_id() -> JobId {
     static LAST: Mutex<u64> = Mutex::new(0);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut last = lock(&LAST);
     *last += 1;
     JobId(*last)
 }
@@ -236,11 +236,11 @@ impl Jobs {
     }
 
     pub(super) fn get_mut(&mut self, id: JobId) -> Result<&mut Job, StoreError> {
-        self.all.get_mut(&id).ok_or(StoreError::NoSuchJob { job: id })
+        self.all.get_mut(&id).ok_or_else(|| StoreError::no_such_job(id))
     }
 
     pub(super) fn remove(&mut self, id: JobId) -> Result<Job, StoreError> {
-        self.all.remove(&id).ok_or(StoreError::NoSuchJob { job: id })
+        self.all.remove(&id).ok_or_else(|| StoreError::no_such_job(id))
     }
 
     /// Suspects files that differ from their checksums. Returns those that did before.

@@ -62,9 +62,9 @@ impl Setup {
             block_stride: 0,
             blocks: 0,
             files: self.files,
-            group: self.geometry.group(),
-            object_bytes: self.geometry.object_bytes(),
-            slot_bytes: self.geometry.slot_bytes(),
+            group: self.geometry.group,
+            object_bytes: self.geometry.object_bytes,
+            slot_bytes: self.geometry.slot_bytes,
             run_bytes: self.options.run_bytes,
             pad_read: pad.map(|iova| iova.offset(half)),
             pad_write: pad,
@@ -312,7 +312,7 @@ impl Mover {
     pub(super) fn end_all(&mut self, ids: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
         for (at, id) in ids.iter().enumerate() {
             if ids[..at].contains(id) {
-                return Err(StoreError::NoSuchJob { job: *id });
+                return Err(StoreError::no_such_job(*id));
             }
             self.jobs.get_mut(*id)?;
             if let Some(Ticket { layer, .. }) = self.in_flight(*id) {
@@ -425,7 +425,9 @@ impl Mover {
     ) -> Result<(), StoreError> {
         let blocks = self.pools.used(pool)?.len() as u32;
         match named.find(|block| block.0 >= blocks) {
-            Some(block) => Err(StoreError::NoSuchBlock { block, blocks }),
+            Some(block) => Err(StoreError::argument(format!(
+                "block {block} was given, but {blocks} blocks are registered"
+            ))),
             None => Ok(()),
         }
     }
@@ -441,12 +443,13 @@ impl Mover {
         let used = self.pools.used(pool)?;
         for Move { file, block, .. } in moves.iter().copied() {
             if file.0 >= files {
-                return Err(StoreError::NoSuchFile { file, files });
+                return Err(StoreError::no_such_file(file, files));
             }
             // Two blocks read into the same place would leave a mixture.
             let before = std::mem::replace(&mut used[block.0 as usize], id.0);
             if direction == Direction::Read && before == id.0 {
-                return Err(StoreError::DuplicateBlock { block });
+                let why = format!("block {block} is the destination of two blocks of one request");
+                return Err(StoreError::argument(why));
             }
         }
         match self.copier.slots() {
@@ -473,7 +476,7 @@ impl Mover {
         if job.moves.is_empty() {
             return Ok(());
         }
-        let devices = self.setup.geometry.devices();
+        let devices = self.setup.geometry.devices;
         // Blocks that are read ahead go to the DRAM cache itself.
         let staged = self.copier.is_staged() && !job.is_ahead;
         let is_coded = self.copier.coder.is_some();

@@ -75,7 +75,7 @@ pub(super) fn open(
     tracing::info!(
         files,
         file_bytes = setup.geometry.file_bytes(),
-        group = setup.geometry.group(),
+        group = setup.geometry.group,
         devices = transport.devices.all.len(),
         executor = transport.executor_name(),
         path = %pool.path(),
@@ -103,7 +103,7 @@ pub(super) fn open(
 
 /// Allocates memory for the padding of objects: zeroes to write, then a target for reads.
 fn pads(bus: &dyn Bus, geometry: &Geometry) -> Result<Option<Arc<dyn DmaMemory>>, StoreError> {
-    let padding = (geometry.slot_bytes() - geometry.object_bytes()) as usize;
+    let padding = (geometry.slot_bytes - geometry.object_bytes) as usize;
     if padding == 0 {
         return Ok(None);
     }

@@ -376,7 +376,7 @@ impl Mover {
     pub(super) fn check_files(&self, files: &[FileId]) -> Result<(), StoreError> {
         let stored = self.setup.files - 1;
         match files.iter().copied().find(|file| file.0 >= stored) {
-            Some(file) => Err(StoreError::NoSuchFile { file, files: stored }),
+            Some(file) => Err(StoreError::no_such_file(file, stored)),
             None => Ok(()),
         }
     }

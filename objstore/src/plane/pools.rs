@@ -82,7 +82,7 @@ impl Pools {
     pub(super) fn used(&mut self, pool: PoolId) -> Result<&mut [u64], StoreError> {
         match self.all.get_mut(&pool).filter(|found| !found.is_ending) {
             Some(found) => Ok(&mut found.used),
-            None => Err(StoreError::NoSuchPool { pool }),
+            None => Err(StoreError::no_such_pool(pool)),
         }
     }
 
@@ -94,13 +94,13 @@ impl Pools {
     /// Takes no new jobs for a pool that was added from now on.
     pub(super) fn end(&mut self, pool: PoolId) -> Result<(), StoreError> {
         let added = self.all.get_mut(&pool).filter(|_| pool != PoolId::default());
-        added.ok_or(StoreError::NoSuchPool { pool })?.is_ending = true;
+        added.ok_or_else(|| StoreError::no_such_pool(pool))?.is_ending = true;
         Ok(())
     }
 
     /// Gives a pool back that is being removed, and of which nothing is in flight.
     pub(super) fn take(&mut self, pool: PoolId) -> Result<KvPool, StoreError> {
-        Ok(self.all.remove(&pool).ok_or(StoreError::NoSuchPool { pool })?.pool)
+        Ok(self.all.remove(&pool).ok_or_else(|| StoreError::no_such_pool(pool))?.pool)
     }
 
     /// Returns all pools.

@@ -38,7 +38,7 @@ impl Mover {
         self.check_owner()?;
         let (layer, layers) = (ticket.layer, self.setup.shape.layers);
         if layer.0 >= layers {
-            return Err(StoreError::NoSuchLayer { layer, layers });
+            return Err(StoreError::no_such_layer(layer, layers));
         }
         self.check_order(order)?;
         let job = self.jobs.get_mut(ticket.job).ok().filter(|job| !job.abandoned);
@@ -58,7 +58,7 @@ impl Mover {
             return self.start_now(ticket, order);
         }
         let segments = self.setup.shape.segments;
-        let layer_bytes = u64::from(segments) * u64::from(self.setup.geometry.object_bytes());
+        let layer_bytes = u64::from(segments) * u64::from(self.setup.geometry.object_bytes);
         let job = self.check_start(ticket, order)?;
         let bytes = job.moves.len() as u64 * layer_bytes;
         let kind = match (job.direction, job.turn.step) {

@@ -13,6 +13,7 @@ use kv_swarm::{ClusterId, Clusters, Drive, Entry, Place, Placement, Read, retrie
 use super::{
     Store,
     handles::{LoadRequest, Prefix},
+    request::one_for_each,
     reservation::Reservation,
 };
 use crate::error::StoreError;
@@ -33,7 +34,7 @@ impl ClusterCopies {
     /// all that it depends on, its layer included.
     #[must_use]
     pub fn new(store: &Store, clusters: Clusters, key: impl Fn(Entry) -> BlockKey) -> Self {
-        let placement = Placement::new(&clusters, store.geometry().devices() as usize);
+        let placement = Placement::new(&clusters, store.geometry().devices as usize);
         let of = |(id, at): (ClusterId, usize)| clusters.get(id).members[at];
         let entries: Vec<Entry> = placement.in_order().into_iter().map(of).collect();
         let mut numbers: HashMap<Entry, u32> = HashMap::new();
@@ -59,15 +60,12 @@ impl ClusterCopies {
     /// Finds the copies, which are stored, wherever they are now.
     ///
     /// # Errors
-    /// Returns [`StoreError::Positions`] if one of them is not stored (any more), and the errors of
+    /// Returns [`StoreError::Argument`] if one of them is not stored (any more), and the errors of
     /// [`Store::lookup`].
     pub fn find(self, store: &Store) -> Result<StoredClusters, StoreError> {
         let Self { keys, clusters, placement, .. } = self;
         let prefix = store.lookup(&keys)?;
-        if prefix.len() != keys.len() {
-            let (blocks, positions) = (prefix.len(), keys.len());
-            return Err(StoreError::Positions { blocks, positions, what: "copies of clusters" });
-        }
+        one_for_each(prefix.len(), keys.len(), "copies of clusters")?;
         let places = prefix.files().iter().map(|file| place(store.geometry(), *file));
         let places: Vec<Place> = places.collect();
         let positions = places.iter().copied().zip(0..).collect();

@@ -16,8 +16,8 @@ impl Inner {
         // This ends the job: dropping the handle does nothing from here on.
         self.plane.wait_for_job(job)?;
         let ended = self.plane.with(|plane| plane.end(job))?;
-        let Some(Held::Write(write)) = self.jobs().held.remove(&job) else {
-            return Err(StoreError::NoSuchJob { job });
+        let Some(Held::Write(write)) = lock(&self.jobs).held.remove(&job) else {
+            return Err(StoreError::no_such_job(job));
         };
         lock(&self.queued).push((ended, write));
         let mut committed = lock(&self.committed);
@@ -27,7 +27,7 @@ impl Inner {
         }
         let result = committed.remove(&job);
         drop(committed);
-        result.unwrap_or(Err(StoreError::NoSuchJob { job }))?;
+        result.unwrap_or_else(|| Err(StoreError::no_such_job(job)))?;
         self.deallocate();
         Ok(())
     }

@@ -77,10 +77,10 @@ fn ranges(
     [granularity, alignment]: [u64; 2],
     groups: &[FileId],
 ) -> Vec<LbaRange> {
-    let slots = u64::from(geometry.rows()) * u64::from(geometry.width());
-    let neighbours = groups.chunk_by(|a, b| a.0 + geometry.group() == b.0);
+    let slots = u64::from(geometry.rows) * u64::from(geometry.width());
+    let neighbours = groups.chunk_by(|a, b| a.0 + geometry.group == b.0);
     let range = |run: &[FileId]| {
-        let first = u64::from(run[0].0 / geometry.group());
+        let first = u64::from(run[0].0 / geometry.group);
         let lba = |group: u64| geometry.lba(data, Slot(group * slots)).0;
         let start = lba(first).next_multiple_of(alignment);
         let lbas = lba(first + run.len() as u64).saturating_sub(start);

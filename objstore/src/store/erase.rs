@@ -71,9 +71,9 @@ impl Inner {
 
 /// Returns the slots of files on each device: neighbours as one range.
 fn slots(geometry: &Geometry, files: Range<u32>) -> Vec<Vec<Range<u64>>> {
-    let mut devices = vec![Vec::new(); geometry.devices() as usize];
+    let mut devices = vec![Vec::new(); geometry.devices as usize];
     for file in files.map(FileId) {
-        for row in (0..geometry.rows()).map(Row) {
+        for row in (0..geometry.rows).map(Row) {
             let place = geometry.object(file, row);
             devices[place.device.0 as usize].push(place.slot.0);
         }

@@ -21,7 +21,7 @@ impl Store {
     /// undefined; the ticket reports the failure.
     ///
     /// # Errors
-    /// Returns [`StoreError::Foreign`], and the errors of [`crate::Plane::start`].
+    /// Returns [`StoreError::Argument`], and the errors of [`crate::Plane::start`].
     pub fn start<'a>(
         &self,
         transfer: &Transfer,
@@ -58,7 +58,7 @@ impl Store {
         if std::sync::Arc::ptr_eq(&transfer.store, &self.inner) {
             Ok(())
         } else {
-            Err(StoreError::Foreign { what: "request" })
+            Err(StoreError::foreign("request"))
         }
     }
 

@@ -347,7 +347,7 @@ impl Store {
         let drives = drives(places, superblocks, &config.options);
         let geometry = superblocks[0].geometry().expect("the devices hold data");
         if !drives.is_empty() {
-            catalog.with(|catalog| catalog.watch_groups(geometry.group()));
+            catalog.with(|catalog| catalog.watch_groups(geometry.group));
         }
         let (clock, namespace) = (config.clock.clone(), config.namespace.clone());
         let plane = claimed.plane(config)?;
@@ -405,7 +405,7 @@ impl Store {
         lock(&self.inner.drives).clear();
         let why = "it was closed";
         let closed = self.inner.plane.close(why);
-        self.inner.jobs().failed.get_or_insert_with(|| why.to_owned());
+        lock(&self.inner.jobs).failed.get_or_insert_with(|| why.to_owned());
         let failed = || StoreError::Failed { cause: why.to_owned() };
         drained?;
         let closed = closed?.ok_or_else(failed)?;

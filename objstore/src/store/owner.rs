@@ -4,20 +4,15 @@
 //! owner is alive. Devices of one controller need none of this: whoever has that has them alone.
 
 use std::{
-    convert::Infallible,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        mpsc::{self, RecvTimeoutError, Sender},
-    },
-    thread::{self, JoinHandle},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
-use kv_catalog::{BlockError, BlockIo as _, FormatError, Owner, OwnerError, Sighting};
+use kv_catalog::{BlockError, BlockIo as _, FormatError, Owner, OwnerError, Sighting, lock};
 use nvme_driver::{Clock, Nanos, wait_until};
 
 use super::block_device::BlockDevice;
-use crate::error::StoreError;
+use crate::{error::StoreError, watch::Watch};
 
 /// Time between two pulses: a sixth of the default timeout.
 const BEAT: Duration = Duration::from_millis(500);
@@ -34,7 +29,7 @@ const LOOK: Nanos = Nanos::from_millis(50);
 pub(crate) struct Ownership {
     kept: Arc<Kept>,
     /// `None` in virtual time.
-    thread: Option<(Sender<Infallible>, JoinHandle<()>)>,
+    thread: Option<Watch>,
 }
 
 #[derive(Debug)]
@@ -54,11 +49,6 @@ struct Kept {
 struct Media {
     devices: Vec<BlockDevice>,
     pulses: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked left whole devices, and a whole number.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the time that a process waits between its claim and its first read.
@@ -172,11 +162,7 @@ impl Ownership {
 
 impl Drop for Ownership {
     fn drop(&mut self) {
-        if let Some((stop, thread)) = self.thread.take() {
-            drop(stop);
-            // A panic was reported when it happened.
-            let _ = thread.join();
-        }
+        drop(self.thread.take());
         for medium in &mut std::mem::take(&mut lock(&self.kept.media).devices) {
             // A device that was lost has no claim of this process.
             if let Err(OwnerError::Block(error)) = self.kept.owner.release(medium) {
@@ -186,17 +172,14 @@ impl Drop for Ownership {
     }
 }
 
-fn spawn(kept: Arc<Kept>) -> Result<(Sender<Infallible>, JoinHandle<()>), StoreError> {
-    let (stop, stopped) = mpsc::channel::<Infallible>();
-    let run = move || {
-        while stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
-            if kept.renew().is_err() && kept.lost.get().is_some() {
-                return;
-            }
-        }
+fn spawn(kept: Arc<Kept>) -> Result<Watch, StoreError> {
+    let mut has_just_shown = true;
+    let beat = move || {
+        let is_due = !std::mem::replace(&mut has_just_shown, false);
+        let is_lost = is_due && kept.renew().is_err() && kept.lost.get().is_some();
+        (!is_lost).then_some(BEAT)
     };
-    let thread = thread::Builder::new().name("ripieno owner".to_owned()).spawn(run);
-    thread.map(|thread| (stop, thread)).map_err(|error| StoreError::Failed {
+    Watch::spawn("ripieno owner", beat).map_err(|error| StoreError::Failed {
         cause: format!("no thread that shows who owns the devices: {error}"),
     })
 }

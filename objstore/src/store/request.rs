@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_catalog::{BlockId, BlockKey, Catalog, CatalogError, FileId, Write};
+use kv_catalog::{BlockId, BlockKey, Catalog, CatalogError, FileId, Write, lock};
 use kv_tier::{RequestId, When};
 use nvme_driver::Nanos;
 use nvme_spec::nvm::Direction;
@@ -22,19 +22,20 @@ use crate::{
 /// where one is kept free ahead, 1 of 5,000 requests beside 15 others had none after 8 waits.
 const ATTEMPTS_MAX: u32 = 32;
 
+/// Refuses blocks of another number than the positions that they are for.
+pub(super) fn one_for_each(blocks: usize, positions: usize, what: &str) -> Result<(), StoreError> {
+    if blocks == positions { Ok(()) } else { Err(StoreError::positions(blocks, positions, what)) }
+}
+
 impl Store {
     /// Prepares to read the prefix into `blocks`, one for each of its positions. This is the only
     /// step whose cost grows with the number of blocks.
     ///
     /// # Errors
-    /// Returns [`StoreError::Positions`], [`StoreError::Stale`] if a file was lost since the
+    /// Returns [`StoreError::Argument`], [`StoreError::Stale`] if a file was lost since the
     /// lookup, and the errors of [`crate::Plane::begin`].
     pub fn retrieve(&self, prefix: &Prefix, blocks: &[BlockId]) -> Result<LoadRequest, StoreError> {
-        if prefix.len() != blocks.len() {
-            let (blocks, positions) = (blocks.len(), prefix.len());
-            return Err(StoreError::Positions { blocks, positions, what: "blocks of the prefix" });
-        }
-        self.retrieve_from(prefix, 0, blocks)
+        self.retrieve_at(prefix, &(0..prefix.len()).collect::<Vec<_>>(), blocks)
     }
 
     /// Same as [`Store::retrieve`], for only the `blocks.len()` positions from `first` on: for an
@@ -51,7 +52,7 @@ impl Store {
         let end = first.saturating_add(blocks.len());
         if end > prefix.len() {
             let (blocks, positions) = (blocks.len(), prefix.len().saturating_sub(first));
-            return Err(StoreError::Positions { blocks, positions, what: "blocks of the prefix" });
+            return Err(StoreError::positions(blocks, positions, "blocks of the prefix"));
         }
         self.retrieve_at(prefix, &(first..end).collect::<Vec<_>>(), blocks)
     }
@@ -68,12 +69,9 @@ impl Store {
         blocks: &[BlockId],
     ) -> Result<LoadRequest, StoreError> {
         if !Arc::ptr_eq(&prefix.store, &self.inner) {
-            return Err(StoreError::Foreign { what: "prefix" });
+            return Err(StoreError::foreign("prefix"));
         }
-        if positions.len() != blocks.len() {
-            let (blocks, positions) = (blocks.len(), positions.len());
-            return Err(StoreError::Positions { blocks, positions, what: "blocks of the prefix" });
-        }
+        one_for_each(blocks.len(), positions.len(), "blocks of the prefix")?;
         // A reference of its own: the request may outlive the prefix.
         let shared = self.look(|catalog| {
             let shared = catalog.share(prefix.reference.id, positions);
@@ -100,17 +98,14 @@ impl Store {
     /// request fails, the key stays a miss.)
     ///
     /// # Errors
-    /// Returns [`StoreError::Positions`], [`StoreError::ReadOnly`], [`StoreError::JournalFailed`],
+    /// Returns [`StoreError::Argument`], [`StoreError::ReadOnly`], [`StoreError::JournalFailed`],
     /// and the errors of [`crate::Plane::begin`].
     pub fn allocate(
         &self,
         keys: &[BlockKey],
         blocks: &[BlockId],
     ) -> Result<StoreRequest, StoreError> {
-        if keys.len() != blocks.len() {
-            let (blocks, positions) = (blocks.len(), keys.len());
-            return Err(StoreError::Positions { blocks, positions, what: "keys" });
-        }
+        one_for_each(blocks.len(), keys.len(), "keys")?;
         // Before blocks are evicted for a call that is refused.
         self.inner.plane.with(|plane| plane.check_blocks(self.pool, blocks.iter().copied()))?;
         let write = self.take_files(keys)?;
@@ -162,8 +157,7 @@ impl Store {
     /// is written once, by one request, which [`Store::end`] ends.
     ///
     /// # Errors
-    /// Returns [`StoreError::NotReserved`], [`StoreError::Positions`], [`StoreError::Foreign`], and
-    /// the errors of [`crate::Plane::begin`].
+    /// Returns [`StoreError::Argument`], and the errors of [`crate::Plane::begin`].
     pub fn fill(
         &self,
         reservation: &Arc<Reservation>,
@@ -171,10 +165,7 @@ impl Store {
         blocks: &[BlockId],
     ) -> Result<StoreRequest, StoreError> {
         reservation.check(&self.inner)?;
-        if positions.len() != blocks.len() {
-            let (blocks, positions) = (blocks.len(), positions.len());
-            return Err(StoreError::Positions { blocks, positions, what: "positions" });
-        }
+        one_for_each(blocks.len(), positions.len(), "positions")?;
         self.inner.plane.with(|plane| plane.check_blocks(self.pool, blocks.iter().copied()))?;
         reservation.give(positions)?;
         let files = &reservation.write.positions;
@@ -199,7 +190,7 @@ impl Store {
     pub fn end(&self, jobs: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
         let ended = self.inner.plane.end(jobs)?;
         for done in &ended {
-            let held = self.inner.jobs().held.remove(&done.job);
+            let held = lock(&self.inner.jobs).held.remove(&done.job);
             if let Some(Held::Part(reservation, positions)) = &held {
                 reservation.written(positions, done);
             }
@@ -215,7 +206,7 @@ impl Store {
     ///
     /// # Errors
     /// Returns [`StoreError::Catalog`] if something of it was not written, or was committed before;
-    /// [`StoreError::JournalFailed`], [`StoreError::Foreign`] or [`StoreError::Failed`].
+    /// [`StoreError::JournalFailed`], [`StoreError::Argument`] or [`StoreError::Failed`].
     pub fn commit_reservation(&self, reservation: &Reservation) -> Result<(), StoreError> {
         reservation.check(&self.inner)?;
         let write = reservation.write.id;
@@ -250,7 +241,7 @@ impl Store {
     /// never started, [`StoreError::Forgotten`] if a device may have lost the data again, or
     /// [`StoreError::JournalFailed`] if a device failed to make data or record durable, now or
     /// before: nothing is committed after that until the store is reopened. Also
-    /// [`StoreError::Foreign`] and [`StoreError::Failed`].
+    /// [`StoreError::Argument`] and [`StoreError::Failed`].
     pub fn commit(&self, save: StoreRequest) -> Result<Committed, StoreError> {
         self.own(&save)?;
         let StoreRequest { transfer, accepted, written } = save;
@@ -287,7 +278,7 @@ impl Store {
         let begun = self.inner.plane.with(|plane| {
             let (there, job) = plane.prefetch(&shared.files, &expected, until)?;
             if let Some(job) = job {
-                self.inner.jobs().held.insert(job, Held::Read(shared.id));
+                lock(&self.inner.jobs).held.insert(job, Held::Read(shared.id));
             }
             Ok((there, job))
         });
@@ -319,7 +310,7 @@ impl Store {
     /// stored as long as the prefix lives.
     ///
     /// # Errors
-    /// Returns [`StoreError::Foreign`] or [`StoreError::Failed`].
+    /// Returns [`StoreError::Argument`] or [`StoreError::Failed`].
     pub fn announce(
         &self,
         request: RequestId,
@@ -327,7 +318,7 @@ impl Store {
         when: When,
     ) -> Result<(), StoreError> {
         if !Arc::ptr_eq(&prefix.store, &self.inner) {
-            return Err(StoreError::Foreign { what: "prefix" });
+            return Err(StoreError::foreign("prefix"));
         }
         let files = prefix.files();
         self.inner.plane.announce(request, files, &self.expected(files), when)
@@ -359,7 +350,7 @@ impl Store {
             let job = plane.begin(self.pool, direction, moves.to_vec(), expected, is_cached)?;
             // Blocks of a namespace expire together, and turn over at their own rate.
             plane.place(job, self.namespace.0)?;
-            inner.jobs().held.extend(held.take().map(|held| (job, held)));
+            lock(&inner.jobs).held.extend(held.take().map(|held| (job, held)));
             Ok(job)
         });
         if let Some(held) = held {

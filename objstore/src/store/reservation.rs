@@ -53,7 +53,7 @@ impl Reservation {
     pub(super) fn check(&self, store: &Arc<Inner>) -> Result<(), StoreError> {
         match std::ptr::eq(self.store.as_ptr(), Arc::as_ptr(store)) {
             true => Ok(()),
-            false => Err(StoreError::Foreign { what: "reservation" }),
+            false => Err(StoreError::foreign("reservation")),
         }
     }
 
@@ -97,7 +97,10 @@ impl Reservation {
                     for position in &positions[..done] {
                         state.parts[*position as usize] = Part::Empty;
                     }
-                    return Err(StoreError::NotReserved { position: *position });
+                    return Err(StoreError::argument(format!(
+                        "position {position} of the reservation is not to be written, or was \
+                         given out before"
+                    )));
                 }
             }
         }

@@ -99,13 +99,13 @@ impl Salvage {
                 self.superblock.store
             )));
         };
-        if geometry.rows() * superblock.ranks != self.superblock.layout.words_per_file {
+        if geometry.rows * superblock.ranks != self.superblock.layout.words_per_file {
             return Err(wrong(format!("rank {rank} has another shape than the catalog")));
         }
         let all = u64::from(self.catalog.counts().stored);
         let (mut next, mut done) = (FileId(0), 0);
         loop {
-            let group = |file: &StoredFile| file.file.0 / geometry.group();
+            let group = |file: &StoredFile| file.file.0 / geometry.group;
             let mut files = self.catalog.stored_from(next).peekable();
             let Some(at) = files.peek().map(group) else { break };
             let files: Vec<StoredFile> = files.take_while(|file| group(file) == at).collect();
@@ -131,9 +131,9 @@ impl Salvage {
         geometry: &Geometry,
         (rank, offset): (u32, u64),
     ) -> BTreeSet<FileId> {
-        let slot_bytes = u64::from(geometry.slot_bytes());
+        let slot_bytes = u64::from(geometry.slot_bytes);
         let mut wrong = BTreeSet::new();
-        for row in (0..geometry.rows()).map(Row) {
+        for row in (0..geometry.rows).map(Row) {
             let mut places = BTreeMap::new();
             for StoredFile { file, .. } in files {
                 let place = geometry.object(*file, row);
@@ -146,7 +146,7 @@ impl Salvage {
                     let io = &mut *media[device as usize].io;
                     let bytes = read_slots(io, offset + slot * slot_bytes, run.len(), slot_bytes);
                     for ((_, file), object) in run.iter().zip(bytes) {
-                        let at = (rank * geometry.rows() + row.0) as usize;
+                        let at = (rank * geometry.rows + row.0) as usize;
                         let recorded = self.catalog.checksums(*file)[at];
                         let StoreLayout { codec, shape, .. } = &self.superblock.layout;
                         if codec.checksum(shape, &object) != Some(recorded) {

@@ -6,7 +6,7 @@ use gio_kernels::{Ends, EndsClock, cuda::CudaDriver};
 use nvme_driver::ControllerOptions;
 use objstore::{
     Format, KvPool, KvShape, Namespace, Plane, RankId, RawRing, Route, Store, StoreConfig,
-    StoreDevice, StoreId, StoreOptions,
+    StoreDevice, StoreId, StoreOptions, Watch,
 };
 
 use crate::{
@@ -26,7 +26,6 @@ use crate::{
     size::Size,
     stack::{Below, RawStack, Stack},
     store_dir::{COMMAND_BYTES, StoreDir, new_devices},
-    watch::Watch,
 };
 
 /// Blocks of a pool that the store allocates, unless another number is given.

@@ -1,8 +1,9 @@
 //! Attached controllers and their shared memory, before a store takes them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use gio_kernels::cuda::{DoorbellKind, MappingKind, Registration};
+use kv_catalog::lock;
 use nvme_driver::{Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace, platform::p2p};
 use nvme_emu::Emu;
 use objstore::{StoreDevice, StoreOptions};
@@ -44,8 +45,7 @@ struct Backend {
 
 impl Backend {
     fn keep(&self, registration: Arc<Registration>) {
-        let registrations = self.registrations.lock();
-        registrations.unwrap_or_else(PoisonError::into_inner).push(registration);
+        lock(&self.registrations).push(registration);
     }
 }
 

@@ -11,6 +11,7 @@ use std::{
 };
 
 use gio_kernels::cuda::{CudaCopies, CudaDriver, ForeignMemory, GpuHandle, PinnedMemory};
+use kv_catalog::lock;
 use nvme_driver::{CopyDirection, CopyEngine as _, DeviceCopy, DevicePtr};
 
 pub use nvme_driver::CopyFence;
@@ -90,7 +91,7 @@ impl ForeignGpu {
         // SAFETY: both memories stay allocated until no copy is in flight (`drop`).
         let fence = unsafe { self.copies.submit(&copies) };
         let fence = fence.map_err(|error| failed(error.to_string()))?;
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.last);
         *last = fence.max(*last);
         Ok(fence)
     }

@@ -27,7 +27,7 @@ impl KvPrefix for Prefix {
 /// that is evicted between the two is not found, nor are those after it.
 ///
 /// # Errors
-/// Returns [`StoreError::Positions`] unless there is a block for each key, or an error of the two.
+/// Returns [`StoreError::Argument`] unless there is a block for each key, or an error of the two.
 pub fn find<P: KvPrefix, E: From<StackError>>(
     keys: &[BlockKey],
     blocks: &[BlockId],
@@ -36,9 +36,7 @@ pub fn find<P: KvPrefix, E: From<StackError>>(
 ) -> Result<(P, Vec<BlockId>, Vec<bool>), E> {
     if keys.len() != blocks.len() {
         let (blocks, positions) = (blocks.len(), keys.len());
-        return Err(
-            StackError::from(StoreError::Positions { blocks, positions, what: "keys" }).into()
-        );
+        return Err(StackError::from(StoreError::positions(blocks, positions, "keys")).into());
     }
     let mut held = lookup(keys)?;
     let leading = held.blocks();

@@ -1,11 +1,12 @@
 //! A GPU that runs the I/O kernel, opened once, before anything else is built.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use gio_kernels::cuda::{
     CudaCopies, CudaDevice, CudaDriver, CudaError, CudaExecutor, CudaOptions, CudaReport,
     CudaStreams, Gdr, GdrError, LaunchMode, MappingKind,
 };
+use kv_catalog::lock;
 use nvme_driver::{Clock, CopyEngine, DmaMemory, DmaSpace, ExternalMemory, MonotonicClock};
 use objstore::StoreGpu;
 
@@ -99,7 +100,7 @@ impl Gpu {
         let mode = if choice.is_resident { LaunchMode::Resident } else { LaunchMode::PerBatch };
         let options = CudaOptions { mode, sms: Some(choice.sms), ..CudaOptions::default() };
         let executor = CudaExecutor::new(&self.device, options, clock)?;
-        *self.ran.lock().unwrap_or_else(PoisonError::into_inner) = Some(executor.report());
+        *lock(&self.ran) = Some(executor.report());
         Ok(executor)
     }
 
@@ -199,7 +200,7 @@ impl Gpu {
     /// Returns the report of the last executor: the GPU, and the resources it was granted.
     #[must_use]
     pub fn report(&self) -> Option<CudaReport> {
-        self.ran.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.ran).clone()
     }
 }
 

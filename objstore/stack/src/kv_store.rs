@@ -202,8 +202,8 @@ impl KvStore for OwnStore {
         first: usize,
         blocks: &[BlockId],
     ) -> Result<Box<dyn KvRequest>, StackError> {
-        let foreign = StoreError::Foreign { what: "prefix" };
-        let own = (prefix as &dyn Any).downcast_ref::<OwnPart<Prefix>>().ok_or(foreign)?;
+        let own = (prefix as &dyn Any).downcast_ref::<OwnPart<Prefix>>();
+        let own = own.ok_or_else(|| StoreError::foreign("prefix"))?;
         let part = Request::retrieve(self.open()?, &own.part, first, blocks)?;
         Ok(Box::new(OwnPart { part, blocks: blocks.len(), open: self.open.clone() }))
     }

@@ -110,7 +110,6 @@ mod socket_file;
 mod stack;
 pub mod store_dir;
 mod trial;
-mod watch;
 
 pub use gio_kernels::{
     FileTarget,

@@ -5,7 +5,9 @@
 //! a dashboard needs one set of names.
 
 use std::fmt::{self, Write as _};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use kv_catalog::lock;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gio_uring::QueueCounters;
@@ -238,12 +240,11 @@ pub struct ComputeSaved {
 impl ComputeSaved {
     /// Counts a hit whose tokens would have taken this long to compute.
     pub fn add(&self, time: Duration) {
-        let mut hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
-        hits.add(Nanos(time.as_nanos() as u64));
+        lock(&self.hits).add(Nanos(time.as_nanos() as u64));
     }
 
     fn get(&self) -> Durations {
-        *self.hits.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.hits)
     }
 }
 

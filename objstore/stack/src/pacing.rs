@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
 use kv_tier::LookaheadConfig;
-use objstore::Plane;
+use objstore::{Plane, Watch};
 
-use crate::{error::StackError, watch::Watch};
+use crate::error::StackError;
 
 /// Pause between decisions: less than the bytes in flight take on a fast drive.
 const PAUSE: Duration = Duration::from_micros(500);
@@ -37,5 +37,5 @@ pub(crate) fn spawn(plane: &Plane) -> Result<Watch, StackError> {
         true => plane.advance().ok().map(|_| PAUSE),
         false => Some(Duration::ZERO),
     };
-    Watch::spawn("ripieno pacer", look)
+    Watch::spawn("ripieno pacer", look).map_err(|error| StackError::of_threads(&error))
 }

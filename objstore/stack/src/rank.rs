@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-use objstore::Plane;
+use objstore::{Plane, Watch};
 
 use crate::{
     chosen::Placement, devices::shut_down, error::StackError, metrics::Endpoint, own::Process,
-    stack::Below, watch::Watch,
+    stack::Below,
 };
 
 /// Interval between checks. An unbind, or a kernel that rings doorbells of a removed drive, waits
@@ -80,7 +80,8 @@ impl RankStack {
         let shared = Arc::new(Shared { plane, below: Mutex::new(Some(below)) });
         let watched = shared.clone();
         let look = move || watched.look().then_some(CHECK_EVERY);
-        let watch = Watch::spawn("ripieno watch", look)?;
+        let watch = Watch::spawn("ripieno watch", look);
+        let watch = watch.map_err(|error| StackError::of_threads(&error))?;
         let (watch, process) = (Some(watch), Process::current());
         Ok(Self { shared, metrics: None, pacer: None, watch, placement, process })
     }

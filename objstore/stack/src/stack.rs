@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nvme_driver::{DmaSlice, DmaSpace, platform::buffer::Buffer};
 use nvme_emu::Emu;
-use objstore::{BlockId, BlockKey, KvPool, PoolId, PoolLayout, RawRing, Row, Store};
+use objstore::{BlockId, BlockKey, KvPool, PoolId, PoolLayout, RawRing, Row, Store, Watch};
 
 use crate::{
     chosen::Placement,
@@ -14,7 +14,6 @@ use crate::{
     own::Process,
     pool::{self, EngineMemory},
     request::Request,
-    watch::Watch,
 };
 
 /// Parts below a store, a plane or a ring, besides the controllers. Fields are dropped in this

@@ -225,10 +225,7 @@ fn a_block_is_not_read_into_twice_with_bounce_buffers_either() {
         let prefix = stack.store().lookup(&keys(0..2)).unwrap();
         let twice = Request::retrieve(stack.store(), &prefix, 0, &[BlockId(3), BlockId(3)]);
         let error = twice.unwrap_err();
-        assert!(
-            matches!(error, StackError::Store(StoreError::DuplicateBlock { block: BlockId(3) })),
-            "{error}"
-        );
+        assert!(error.to_string().contains("block 3 is the destination of two blocks"), "{error}");
         drop(prefix);
         retrieve(&stack, &engine, 0..2);
         stack.close().unwrap();

@@ -256,7 +256,7 @@ impl Superblock {
             inside(data.offset.checked_add(data.bytes))
                 && data.offset.is_multiple_of(lba_bytes)
                 && self.geometry().is_some_and(|geometry| {
-                    geometry.slot_bytes() == data.slot_bytes
+                    geometry.slot_bytes == data.slot_bytes
                         && geometry.bytes_per_device(layout.files.into()) <= data.bytes
                 })
         };

@@ -5,10 +5,11 @@ use std::{
     collections::HashMap,
     os::unix::net::UnixStream,
     path::PathBuf,
-    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{Arc, Condvar, LazyLock, Mutex, PoisonError, TryLockError},
     time::{Duration, Instant},
 };
 
+use kv_catalog::lock;
 use objstore::KvShape;
 
 use super::{Client, Inner, Links, Memory, Pool, call_on, open, same_shape, unexpected};
@@ -28,11 +29,6 @@ type Place = (PathBuf, u64, u64);
 
 /// The last session with each memory of this process that may not have ended at its server.
 static LEFT: LazyLock<Mutex<HashMap<Place, Bytes>>> = LazyLock::new(Mutex::default);
-
-fn left() -> MutexGuard<'static, HashMap<Place, Bytes>> {
-    // A thread that panicked leaves a table that is whole.
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Client {
     /// Begins the first session of this client. A session that another client of this process has
@@ -54,8 +50,8 @@ impl Client {
         let client = Self { inner: Arc::new(inner), until: None };
         // Before the server gets the memory: it could not map other blocks.
         same_shape(Self::shape_at(&client.inner.path)?, shape)?;
-        let after = client.place().and_then(|place| left().get(&place).cloned());
-        *client.links() = client.hello(after, 0)?;
+        let after = client.place().and_then(|place| lock(&LEFT).get(&place).cloned());
+        *lock(&client.inner.links) = client.hello(after, 0)?;
         Ok(client)
     }
 
@@ -67,14 +63,14 @@ impl Client {
         let mut retry_at = match self.inner.beginning.try_lock() {
             Ok(retry_at) => retry_at,
             Err(TryLockError::WouldBlock) if self.until.is_some() => return Err(lost),
-            Err(_) => self.beginning(),
+            Err(_) => lock(&self.inner.beginning),
         };
         // Another thread may have done it.
         let (session, lost) = self.session();
         let Some(lost) = lost else { return Ok(session) };
         let begun_at = Instant::now();
         match *retry_at {
-            _ if self.links().is_closed => return Err(lost),
+            _ if lock(&self.inner.links).is_closed => return Err(lost),
             Some(at) if begun_at < at => return Err(lost),
             None => tracing::warn!(%lost, "a session is lost"),
             Some(_) => {}
@@ -102,7 +98,7 @@ impl Client {
     /// # Errors
     /// Same as [`Client::connect`].
     pub fn reconnect(&self) -> Result<(), ServeError> {
-        let mut retry_at = self.beginning();
+        let mut retry_at = lock(&self.inner.beginning);
         self.begin_again()?;
         *retry_at = None;
         Ok(())
@@ -111,14 +107,14 @@ impl Client {
     /// Begins another session, for the one that has `beginning`. Returns its number.
     fn begin_again(&self) -> Result<u64, ServeError> {
         let (session, generation) = {
-            let mut links = self.links();
+            let mut links = lock(&self.inner.links);
             links.idle.clear();
             links.lost.get_or_insert_with(|| "it was left for another one".to_owned());
             self.inner.returned.notify_all();
             (links.session.clone(), links.generation + 1)
         };
         let begun = self.hello(Some(session), generation)?;
-        *self.links() = begun;
+        *lock(&self.inner.links) = begun;
         self.inner.returned.notify_all();
         Ok(generation)
     }
@@ -149,7 +145,7 @@ impl Client {
     /// Takes an idle connection, makes another one, or waits if there are as many as there may be,
     /// or as the server takes.
     pub(super) fn take_link(&self, generation: u64) -> Result<UnixStream, ServeError> {
-        let (mut links, mut is_refused) = (self.links(), false);
+        let (mut links, mut is_refused) = (lock(&self.inner.links), false);
         loop {
             if links.generation != generation {
                 return Err(ServeError::Stale);
@@ -178,7 +174,7 @@ impl Client {
                         return Err(ServeError::Lost { why });
                     }
                 }
-                links = self.links();
+                links = lock(&self.inner.links);
                 if links.generation == generation {
                     links.open -= 1;
                     self.inner.returned.notify_all();
@@ -207,14 +203,14 @@ impl Client {
     /// ended there, and its transfers may access the memory.
     pub(super) fn remember(&self, links: &Links) {
         if let Some(place) = self.place().filter(|_| !links.session.0.is_empty()) {
-            left().insert(place, links.session.clone());
+            lock(&LEFT).insert(place, links.session.clone());
         }
     }
 
     /// Forgets a session that has ended at the server.
     pub(super) fn forget(&self, session: &Bytes) {
         if let Some(place) = self.place() {
-            let mut left = left();
+            let mut left = lock(&LEFT);
             if left.get(&place) == Some(session) {
                 left.remove(&place);
             }

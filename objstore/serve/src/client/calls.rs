@@ -1,8 +1,8 @@
 //! Calls of a client that move no data: about namespaces, keys, pins and counts.
 
-use std::sync::{MutexGuard, PoisonError};
-
 use objstore::{BlockKey, CatalogCounts, Namespace, PinAnswer, Usage};
+
+use kv_catalog::lock;
 
 use super::{
     Client, answer,
@@ -37,15 +37,10 @@ fn leading(keys: &[BlockKey]) -> Keys {
 }
 
 impl Client {
-    fn spaces(&self) -> MutexGuard<'_, Vec<Space>> {
-        // A thread that panicked leaves a table that is whole.
-        self.inner.spaces.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the number that a namespace has in a session.
     fn number(&self, session: u64, SpaceId(at): SpaceId) -> Result<u32, ServeError> {
         let named = {
-            let spaces = self.spaces();
+            let spaces = lock(&self.inner.spaces);
             let (given, expected) = (at as u64, spaces.len() as u64);
             let wrong = ServeError::Argument { what: "namespace below", given, expected };
             let space = spaces.get(at).ok_or(wrong)?;
@@ -55,7 +50,7 @@ impl Client {
             }
         };
         let number = answer!(self.call_in(session, &named), Answer::Number(number) => number)?;
-        self.spaces()[at].number = Some((session, number));
+        lock(&self.inner.spaces)[at].number = Some((session, number));
         Ok(number)
     }
 
@@ -87,7 +82,7 @@ impl Client {
     /// Returns [`ServeError::Refused`], also if the client has as many as it may use.
     pub fn namespace(&self, namespace: &Namespace) -> Result<SpaceId, ServeError> {
         let at = {
-            let mut spaces = self.spaces();
+            let mut spaces = lock(&self.inner.spaces);
             let found = spaces.iter().position(|space| space.named == *namespace);
             found.unwrap_or_else(|| {
                 let named = namespace.clone();
@@ -194,7 +189,7 @@ impl Client {
     /// [`ServeError::Lost`] if the blocks could not be dropped.
     pub fn renew(&self, space: SpaceId, salt: [u8; 16]) -> Result<(), ServeError> {
         let is_private = |space: &Space| space.is_private;
-        if self.spaces().get(space.0).is_some_and(is_private) {
+        if lock(&self.inner.spaces).get(space.0).is_some_and(is_private) {
             let renewed = self.about(space, |namespace| Call::Renew { namespace });
             return answer!(renewed, Answer::Done => ());
         }
@@ -203,7 +198,7 @@ impl Client {
             Err(error) if !error.is_away() => return Err(error),
             _ => {}
         }
-        let mut spaces = self.spaces();
+        let mut spaces = lock(&self.inner.spaces);
         let (given, expected) = (space.0 as u64, spaces.len() as u64);
         let wrong = ServeError::Argument { what: "namespace below", given, expected };
         let own = spaces.get_mut(space.0).ok_or(wrong)?;

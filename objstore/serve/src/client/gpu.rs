@@ -7,10 +7,11 @@ use std::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
+use kv_catalog::lock;
 use ripieno_stack::{GpuHandle, GpuMemory, RawStream, StackError, StreamMarks};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -76,7 +77,7 @@ impl OnGpu {
             Pid::from_raw(pid).ok_or_else(|| unseen("it has no number here".to_owned()))?;
         let opened = rustix::process::pidfd_open(number, PidfdFlags::empty());
         let watched = opened.map_err(|error| unseen(error.to_string()))?;
-        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut server = lock(&self.server);
         match &*server {
             Some((before, process)) if *before != pid => until_ended(process, within)?,
             _ => {}
@@ -87,7 +88,7 @@ impl OnGpu {
 
     /// Waits until the process of the last server has ended.
     pub(super) fn until_server_ended(&self, within: Duration) -> Result<(), ServeError> {
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = lock(&self.server);
         server.as_ref().map_or(Ok(()), |(_, process)| until_ended(process, within))
     }
 }

@@ -1,12 +1,8 @@
 //! Prefixes and reservations of a client, and requests that move their blocks layer by layer.
 
-use std::{
-    collections::BTreeSet,
-    ops::Range,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Instant,
-};
+use std::{collections::BTreeSet, ops::Range, sync::Mutex, time::Instant};
 
+use kv_catalog::lock;
 use objstore::{BlockId, BlockKey, Committed, Direction, Layer};
 use ripieno_stack::{RawStream, StackError, find};
 
@@ -49,20 +45,15 @@ impl Handle {
         self.client.call_in(self.generation, call)
     }
 
-    /// Returns the mark that says if the call that ends the numbers was made.
-    fn is_over(&self) -> MutexGuard<'_, bool> {
-        self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that the call was made.
     fn set_over(&self) {
-        *self.is_over() = true;
+        *lock(&self.is_over) = true;
     }
 
     /// Makes the call that ends the numbers, within the client's time. Does nothing the second
     /// time.
     fn release(&self, client: &Client) -> Result<(), ServeError> {
-        if self.numbers.is_empty() || std::mem::replace(&mut *self.is_over(), true) {
+        if self.numbers.is_empty() || std::mem::replace(&mut *lock(&self.is_over), true) {
             return Ok(());
         }
         let call = Call::Release { handles: self.numbers.clone() };
@@ -438,8 +429,8 @@ impl Client {
         layers: &BTreeSet<u32>,
     ) -> Result<(), ServeError> {
         // No session begins meanwhile.
-        let _beginning = self.beginning();
-        let is_last = self.session().0 == session && !self.links().is_closed;
+        let _beginning = lock(&self.inner.beginning);
+        let is_last = self.session().0 == session && !lock(&self.inner.links).is_closed;
         if is_last { self.discard(blocks, layers) } else { Ok(()) }
     }
 }
@@ -494,18 +485,13 @@ impl Request {
 
     /// Starts layers. Returns the layer with which it ended.
     fn start_some(&self, layers: Range<u32>, after: Option<Mark>) -> (u32, Result<(), ServeError>) {
-        self.moving().extend(layers.clone());
+        lock(&self.moving).extend(layers.clone());
         let call = |request, layers| Call::Start { request, layers, after };
         let (at, started) = self.each(layers.clone(), call);
         if matches!(started, Err(ServeError::Refused { .. })) {
-            self.moving().retain(|layer| !(at..layers.end).contains(layer));
+            lock(&self.moving).retain(|layer| !(at..layers.end).contains(layer));
         }
         (at, started)
-    }
-
-    fn moving(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        // A thread that panicked leaves a set that is whole.
-        self.moving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes calls about layers, each of which the server may answer for leading ones only. Returns
@@ -549,7 +535,7 @@ impl Request {
             let is_lost = waited.is_err() && !is_refused;
             first = first.and(waited);
             let next = failed.saturating_add(u32::from(is_refused));
-            self.moving().retain(|layer| !(at..next).contains(layer));
+            lock(&self.moving).retain(|layer| !(at..next).contains(layer));
             at = if is_lost { layers.end } else { next };
         }
         first
@@ -600,7 +586,7 @@ impl Request {
         let call = Call::Poll { request: self.handle.number(), layer: layer.0 };
         let ended = answer!(self.handle.call(&call), Answer::Number(ended) => ended > 0)?;
         if ended {
-            self.moving().remove(&layer.0);
+            lock(&self.moving).remove(&layer.0);
         }
         Ok(ended)
     }
@@ -614,7 +600,7 @@ impl Request {
         self.handle.set_over();
         match self.direction {
             Direction::Read => {
-                client.settle(self.handle.generation, &self.blocks, &self.moving(), error)
+                client.settle(self.handle.generation, &self.blocks, &lock(&self.moving), error)
             }
             Direction::Write => Ok(()),
         }

@@ -6,6 +6,7 @@ use std::{
     thread,
 };
 
+use kv_catalog::lock;
 use objstore::{BlockKey, Direction, Layer, Namespace};
 use ripieno_testkit::{WATCHDOG, until};
 use tempfile::TempDir;
@@ -72,13 +73,13 @@ fn a_server_that_does_not_answer_is_not_asked_at_each_call() {
     // A call or two find out that the sessions are lost.
     until("it has met the server that hangs", || {
         assert!(client.counts().unwrap_err().is_away());
-        client.beginning().is_some()
+        lock(&client.inner.beginning).is_some()
     });
     let listener = server.join().unwrap();
-    let retry_at = client.beginning().expect("it pauses");
+    let retry_at = lock(&client.inner.beginning).expect("it pauses");
     assert!(retry_at >= begun_at + 2 * (REFUSED_PAUSE + RETRY_EVERY), "as long as it took");
     // However slow this machine is, the next call comes before that.
-    *client.beginning() = Some(Instant::now() + WATCHDOG);
+    *lock(&client.inner.beginning) = Some(Instant::now() + WATCHDOG);
     listener.set_nonblocking(true).unwrap();
     assert!(client.counts().unwrap_err().is_away());
     assert!(listener.accept().is_err(), "it was asked again");

@@ -1,7 +1,8 @@
 //! The requests of control, and what each does.
 
-use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
+use kv_catalog::lock;
 use nvme_driver::Nanos;
 use objstore::{BlockId, BlockKey, Erased, FileId, NamespaceId, NewPin, Prefix, Store, StoreError};
 use ripieno_stack::http::{Asked, Reply};
@@ -157,9 +158,9 @@ impl Shared {
 
     /// Same for a client, within the limits of its user.
     pub(crate) fn pin_of(&self, account: &Account, new: NewPin<'_>) -> Result<PinAnswer, Refusal> {
-        let _alone = account.pinning.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&account.pinning);
         let own: BTreeSet<u64> = {
-            let state = self.state();
+            let state = lock(&self.state);
             let of_user = state.sessions.iter().filter(|(_, it)| it.peer.uid == account.uid);
             of_user.map(|(number, _)| *number).collect()
         };
@@ -275,7 +276,7 @@ impl Shared {
     /// Reads a block from the devices into the server's own pool, which compares its checksums. The
     /// store drops a block that is damaged.
     fn verify(&self, store: &Store, held: &Prefix) -> Result<BlockState, Refusal> {
-        let _alone = self.own_pool();
+        let _alone = lock(&self.own_pool);
         let read = Request::retrieve(&store.without_dram(), held, 0, &[BlockId(0)])?.move_all();
         match read {
             Ok(()) => Ok(BlockState::Intact),

@@ -2,6 +2,7 @@
 
 use std::{io, os::fd::AsFd, time::Duration};
 
+use kv_catalog::lock;
 use ripieno_stack::http::{Asked, Link, Received, Reply};
 
 use super::{Refused, routes};
@@ -85,7 +86,7 @@ fn admit(shared: &Shared, access: Access, asked: &Asked) -> Result<(), Refusal> 
             let given = asked.authorization.as_deref().and_then(|it| it.strip_prefix("Bearer "));
             match (settings.token.as_deref(), given) {
                 (Some(token), Some(given)) if is_same(token.as_bytes(), given.as_bytes()) => {
-                    shared.state().doors.know(number);
+                    lock(&shared.state).doors.know(number);
                     Ok(())
                 }
                 (_, Some(_)) => {

@@ -3,6 +3,7 @@
 
 use std::{sync::Mutex, time::Duration};
 
+use kv_catalog::lock;
 use objstore::{BlockKey, KvShape, Namespace};
 use ripieno_stack::{Builder, PoolLayout, PoolMemory, StackConfig};
 use tempfile::TempDir;
@@ -98,13 +99,13 @@ impl Hall {
     /// Waits until no session is left but this one.
     fn settle_all_but(&self, user: &User) {
         let is_left = |session: &Arc<Session>| session.token != user.session;
-        while self.shared.state().sessions.values().any(is_left) {
+        while lock(&self.shared.state).sessions.values().any(is_left) {
             thread::yield_now();
         }
     }
 
     fn close(self) {
-        self.shared.state().connections.values().for_each(http::hang_up);
+        lock(&self.shared.state).connections.values().for_each(http::hang_up);
         for thread in self.threads.into_inner().unwrap() {
             thread.join().unwrap();
         }

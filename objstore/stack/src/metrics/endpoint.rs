@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use objstore::{Plane, Store};
+use objstore::{Plane, Store, Watch};
 use rustix::{io::Errno, net::Shutdown};
 
 use super::{ComputeSaved, MetricsPage};
@@ -20,7 +20,6 @@ use crate::{
     error::StackError,
     http::{Asked, Link, Received, Reply},
     socket_file::SocketFile,
-    watch::Watch,
 };
 
 /// Time for a request's head. Other clients wait meanwhile.
@@ -80,7 +79,8 @@ impl Endpoint {
             Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => Some(PAUSE),
             Err(_) => None,
         };
-        let thread = Watch::spawn("ripieno metrics", serve)?;
+        let thread = Watch::spawn("ripieno metrics", serve);
+        let thread = thread.map_err(|error| StackError::of_threads(&error))?;
         Ok(Self { listener, _thread: thread, address, compute_saved, _file: file })
     }
 

@@ -1,27 +1,29 @@
-//! Threads that watch a plane, or pace it.
+//! Threads that watch something, or pace it.
 
 use std::{
     convert::Infallible,
+    io,
     sync::mpsc::{self, RecvTimeoutError, Sender},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
-use crate::error::StackError;
-
 /// A thread, which is stopped and joined ([`nvme_driver::join`]) on drop.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub struct Watch {
     stop: Option<Sender<Infallible>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watch {
     /// Calls `look` until it returns `None`, and waits after each call for as long as it returns.
-    pub(crate) fn spawn(
+    ///
+    /// # Errors
+    /// Returns an error if the system has no thread.
+    pub fn spawn(
         name: &str,
         mut look: impl FnMut() -> Option<Duration> + Send + 'static,
-    ) -> Result<Self, StackError> {
+    ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<Infallible>();
         let run = move || {
             while let Some(time) = look() {
@@ -30,8 +32,7 @@ impl Watch {
                 }
             }
         };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
-        let thread = thread.map_err(|error| StackError::of_threads(&error))?;
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
