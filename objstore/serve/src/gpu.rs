@@ -11,11 +11,12 @@ use std::{
     collections::HashSet,
     mem,
     os::unix::net::UnixStream,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
+use kv_catalog::lock;
 use nvme_driver::CopyDirection;
 use objstore::{
     BlockId, Direction, KvPool, KvShape, Layer, PoolId, PoolLayout, StoreError, check_layout,
@@ -94,10 +95,11 @@ struct Inner {
     changed: Condvar,
 }
 
-#[derive(Debug)]
+/// What the thread is told. It is never locked while devices or the plane are waited for.
+#[derive(Debug, Default)]
 struct LaneQueue {
-    moves: Vec<LayerMove>,
-    free: Vec<usize>,
+    /// Layers that the thread has not seen.
+    begun: Vec<LayerMove>,
     is_closed: bool,
 }
 
@@ -132,9 +134,7 @@ impl Lane {
         let named = GpuHandle { gpu, handle: handle.0, offset, bytes };
         let gpu = ForeignGpu::open(&named, staging)?;
         let rooms = stack.add_layers(&gpu.staging(), slots, ROOMS)?;
-        let free = (0..rooms.len()).collect();
-        let queue = Mutex::new(LaneQueue { moves: Vec::new(), free, is_closed: false });
-        let (ids, changed) = (rooms.clone(), Condvar::new());
+        let (ids, queue, changed) = (rooms.clone(), Mutex::default(), Condvar::new());
         let inner = Inner { gpu, shape, layout, marks, rooms, slots, client, queue, changed };
         let inner = Arc::new(inner);
         let lane = Self { inner: inner.clone(), thread: Mutex::default() };
@@ -143,7 +143,7 @@ impl Lane {
             .spawn(move || inner.run())
             .map_err(|error| Refusal::new(RefusalKind::Limit, error.to_string()));
         match spawned {
-            Ok(thread) => *lane.thread() = Some(thread),
+            Ok(thread) => *lock(&lane.thread) = Some(thread),
             Err(refusal) => {
                 let plane = stack.store().plane();
                 ids.into_iter().try_for_each(|id| plane.remove_pool(id).map(drop))?;
@@ -151,10 +151,6 @@ impl Lane {
             }
         }
         Ok((lane, ids))
-    }
-
-    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
-        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the plane's blocks for those of a request, which may be on the GPU only.
@@ -193,7 +189,7 @@ impl Lane {
         if let Some(Mark { word, .. }) = after.filter(|mark| marks.word(mark.word).is_none()) {
             return Err(Refusal::argument(format!("there is no word {word} for marks of streams")));
         }
-        let mut queue = self.inner.queue();
+        let mut queue = lock(&self.inner.queue);
         match moving.on_gpu.get(layer) {
             _ if queue.is_closed => {
                 return Err(Refusal::new(RefusalKind::Limit, "the session has ended"));
@@ -206,7 +202,7 @@ impl Lane {
         }
         moving.on_gpu.set(layer, CopyState::InFlight);
         let (moving, at) = (moving.clone(), Stage::Stream(after));
-        queue.moves.push(LayerMove { moving, layer, at, since: Instant::now() });
+        queue.begun.push(LayerMove { moving, layer, at, since: Instant::now() });
         changed.notify_all();
         Ok(())
     }
@@ -224,27 +220,23 @@ impl Lane {
 
     /// Waits for a layer that was started. Each of its stages has a limit of time.
     pub(crate) fn wait(&self, moving: &Moving, layer: Layer) -> Result<(), Refusal> {
-        self.inner.wait_while(|_| matches!(moving.on_gpu.get(layer), Some(CopyState::InFlight)))?;
+        self.inner.wait_while(|| matches!(moving.on_gpu.get(layer), Some(CopyState::InFlight)))?;
         self.poll(moving, layer).map(drop)
     }
 
     /// Waits until no layer of a request is moved. `is_left`: those that wait for a stream end now.
-    pub(crate) fn settle(&self, moving: &Arc<Moving>, is_left: bool) -> Result<(), Refusal> {
+    pub(crate) fn settle(&self, moving: &Moving, is_left: bool) -> Result<(), Refusal> {
         if is_left {
-            let is_it = |of: &LayerMove| Arc::ptr_eq(&of.moving, moving);
-            self.inner.leave(&mut self.inner.queue(), is_it);
+            moving.on_gpu.leave();
         }
-        self.inner.wait_while(|queue| queue.moves.iter().any(|of| Arc::ptr_eq(&of.moving, moving)))
+        self.inner.wait_while(|| moving.on_gpu.is_in_flight())
     }
 
     /// Ends: copies in flight are over when this returns, and no other ones begin.
     pub(crate) fn close(&self) {
-        {
-            let mut queue = self.inner.queue();
-            queue.is_closed = true;
-            self.inner.leave(&mut queue, |_| true);
-        }
-        if let Some(thread) = self.thread().take() {
+        lock(&self.inner.queue).is_closed = true;
+        self.inner.changed.notify_all();
+        if let Some(thread) = lock(&self.thread).take() {
             // A panic was reported when it happened.
             let _ = thread.join();
         }
@@ -258,14 +250,9 @@ impl Drop for Lane {
 }
 
 impl Inner {
-    fn queue(&self) -> MutexGuard<'_, LaneQueue> {
-        // A thread that panicked leaves a list that is whole.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait_while(&self, is_so: impl Fn(&LaneQueue) -> bool) -> Result<(), Refusal> {
-        let is_so = |queue: &mut LaneQueue| is_so(queue);
-        let waited = self.changed.wait_timeout_while(self.queue(), WAIT_MAX, is_so);
+    fn wait_while(&self, is_so: impl Fn() -> bool) -> Result<(), Refusal> {
+        let is_so = |_: &mut LaneQueue| is_so();
+        let waited = self.changed.wait_timeout_while(lock(&self.queue), WAIT_MAX, is_so);
         let (_queue, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         match timeout.timed_out() {
             false => Ok(()),
@@ -273,68 +260,70 @@ impl Inner {
         }
     }
 
-    /// Ends layers that wait for a stream.
-    fn leave(&self, queue: &mut LaneQueue, which: impl Fn(&LayerMove) -> bool) {
-        let left = |of: &mut LayerMove| matches!(of.at, Stage::Stream(_)) && which(of);
-        for of in queue.moves.extract_if(.., left) {
-            of.moving.on_gpu.set(of.layer, CopyState::Failed("it was left".to_owned()));
-        }
-        self.changed.notify_all();
-    }
-
     fn run(&self) {
-        let mut pause = PAUSES.0;
+        let (mut moves, mut free) = (Vec::new(), (0..self.rooms.len()).collect());
+        let (mut pause, mut is_alone) = (PAUSES.0, false);
         loop {
-            let mut queue = self.queue();
-            while queue.moves.is_empty() {
-                if queue.is_closed {
-                    return;
+            let is_closed = {
+                let mut queue = lock(&self.queue);
+                while moves.is_empty() && queue.begun.is_empty() {
+                    if queue.is_closed {
+                        return;
+                    }
+                    pause = PAUSES.0;
+                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 }
-                pause = PAUSES.0;
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-            }
-            if self.advance(&mut queue) {
+                moves.append(&mut queue.begun);
+                queue.is_closed
+            };
+            if self.advance(&mut moves, &mut free, is_closed || is_alone) {
                 pause = PAUSES.0;
                 continue;
             }
-            if is_cut(&self.client) {
-                self.leave(&mut queue, |_| true);
-            }
-            drop(queue);
+            is_alone = is_cut(&self.client);
             thread::sleep(pause);
             pause = (pause * 2).min(PAUSES.1);
         }
     }
 
-    /// Looks at each layer that is moved. Returns true if one has got further.
-    fn advance(&self, queue: &mut LaneQueue) -> bool {
-        let LaneQueue { moves, free, .. } = queue;
-        let (mut has_moved, mut left) = (false, Vec::new());
+    /// Looks at each layer that is moved. Those that wait for a stream end if they `are_left`.
+    /// Returns true if one has got further.
+    fn advance(&self, moves: &mut Vec<LayerMove>, free: &mut Vec<usize>, are_left: bool) -> bool {
+        let mut has_moved = false;
         for mut of in mem::take(moves) {
-            let (before, ended) = (mem::discriminant(&of.at), self.step(&mut of, free));
-            match ended {
+            let before = mem::discriminant(&of.at);
+            match self.step(&mut of, free, are_left) {
                 Some(ended) => {
                     has_moved = true;
                     let progress = ended.map_or_else(CopyState::Failed, |()| CopyState::Ended);
+                    // Whoever waits for the layer finds the request free of it.
+                    let _queue = lock(&self.queue);
                     of.moving.on_gpu.set(of.layer, progress);
+                    drop(of);
+                    self.changed.notify_all();
                 }
                 None => {
                     has_moved |= mem::discriminant(&of.at) != before;
-                    left.push(of);
+                    moves.push(of);
                 }
             }
-        }
-        *moves = left;
-        if has_moved {
-            self.changed.notify_all();
         }
         has_moved
     }
 
-    /// Takes a layer as far as it gets without waiting. Returns how it has ended, if it has.
-    fn step(&self, of: &mut LayerMove, free: &mut Vec<usize>) -> Option<Result<(), String>> {
+    /// Takes a layer as far as it gets. It waits only for devices that do not answer. Returns how
+    /// the layer has ended, if it has.
+    fn step(
+        &self,
+        of: &mut LayerMove,
+        free: &mut Vec<usize>,
+        are_left: bool,
+    ) -> Option<Result<(), String>> {
         let (LayerMove { moving, layer, .. }, direction) = (&*of, of.moving.on_gpu.direction);
         let next = match of.at {
+            Stage::Stream(_) if are_left || moving.on_gpu.is_left() => {
+                return Some(Err("it was left".to_owned()));
+            }
             Stage::Stream(mark) => {
                 let is_there = |mark: Mark| {
                     self.marks.word(mark.word).is_some_and(|word| is_reached(word, mark.value))

@@ -1,7 +1,11 @@
 //! Requests that move blocks, and what they have taken.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
 
+use kv_catalog::lock;
 use objstore::{BlockId, Direction, Layer, StoreError};
 use ripieno_stack::Request;
 
@@ -27,6 +31,8 @@ pub(crate) struct OnGpu {
     pub(crate) direction: Direction,
     pub(crate) blocks: Vec<BlockId>,
     layers: Mutex<Vec<CopyState>>,
+    /// Set for good when layers that wait for a stream are not to be moved any more.
+    is_left: AtomicBool,
 }
 
 /// How far a layer is.
@@ -41,29 +47,37 @@ pub(crate) enum CopyState {
 impl OnGpu {
     pub(crate) fn new(direction: Direction, blocks: Vec<BlockId>, layers: u32) -> Self {
         let layers = Mutex::new(vec![CopyState::Idle; layers as usize]);
-        Self { direction, blocks, layers }
+        Self { direction, blocks, layers, is_left: AtomicBool::new(false) }
     }
 
     /// Returns why a layer was not copied, if that is so.
     pub(crate) fn failure(&self) -> Option<StoreError> {
-        self.layers().iter().find_map(|layer| match layer {
+        lock(&self.layers).iter().find_map(|layer| match layer {
             CopyState::Failed(why) => Some(StoreError::Stream { cause: why.clone() }),
             _ => None,
         })
     }
 
-    fn layers(&self) -> MutexGuard<'_, Vec<CopyState>> {
-        // A thread that panicked leaves a list that is whole.
-        self.layers.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn leave(&self) {
+        self.is_left.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if a layer has begun, and not ended.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        lock(&self.layers).iter().any(|layer| matches!(layer, CopyState::InFlight))
     }
 
     /// Returns the progress of a layer; `None` if there is no such one.
     pub(crate) fn get(&self, Layer(layer): Layer) -> Option<CopyState> {
-        self.layers().get(layer as usize).cloned()
+        lock(&self.layers).get(layer as usize).cloned()
     }
 
     pub(crate) fn set(&self, Layer(layer): Layer, progress: CopyState) {
-        if let Some(of) = self.layers().get_mut(layer as usize) {
+        if let Some(of) = lock(&self.layers).get_mut(layer as usize) {
             *of = progress;
         }
     }

@@ -1,8 +1,6 @@
 //! Processes that are killed: clients at random points, and the server under its clients.
 //!
-//! This program is also the processes that are killed: with `RIPIENO_DEATHS_ROLE` it is a client or
-//! a server, on the directory `RIPIENO_DEATHS_DIR`. `RIPIENO_KILLS` is the number of clients that
-//! are killed, `RIPIENO_SEED` decides which.
+//! This program is also the processes that are killed (`processes`).
 
 #![allow(
     clippy::print_stdout,
@@ -10,14 +8,14 @@
     reason = "processes report to the one that started them"
 )]
 
+mod processes;
+
 use std::{
-    collections::BTreeMap,
     fs,
-    io::{BufRead as _, BufReader, Read as _},
-    ops::Range,
-    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
+    io::Read as _,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Child, ExitCode},
     sync::mpsc,
     thread,
     time::Duration,
@@ -25,10 +23,10 @@ use std::{
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use objstore::{BlockKey, Direction, KvShape, Layer, Namespace};
-use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
+use rand::{Rng as _, rngs::SmallRng};
 use ripieno_serve::{
-    Client, Control, ControlAddress, PinLimits, PoolLayout, RefusalKind, Request, Reservation,
-    ServeError, Server, ServerOptions, Settings, control::Status, protocol::Member,
+    Client, PoolLayout, RefusalKind, Request, Reservation, ServeError, Settings, control::Status,
+    protocol::Member,
 };
 use ripieno_stack::{Builder, DeviceChoice, PoolMemory, Stack, StackConfig, pace};
 use ripieno_testkit::{blocks, pattern, until};
@@ -36,24 +34,22 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
-const ROLE: &str = "RIPIENO_DEATHS_ROLE";
-const DIR: &str = "RIPIENO_DEATHS_DIR";
-const SEED: &str = "RIPIENO_DEATHS_SEED";
+use self::processes::{
+    CAPACITY, KEYS, Serving, directory, exit, keys, kill_at_random, mappings, open_files, role,
+    serve, settings, socket, started, work_until_told,
+};
 
 const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
 const CLIENTS: usize = 8;
 const KILLS: u32 = 200;
-/// Keys that the clients store and load: more than the store has room for, so that it evicts.
-const KEYS: u64 = 3000;
 /// Keys that a client stores before the server is killed; all of them have room.
 const STORED: usize = 80;
-const CAPACITY: u64 = 32 << 20;
 
 fn main() -> ExitCode {
-    match std::env::var(ROLE).as_deref() {
-        Ok("client") => return client_main(),
-        Ok("saver") => return saver_main(),
-        Ok("server") => return server_main(),
+    match role().as_deref() {
+        Some("client") => return work_until_told(connect, work),
+        Some("saver") => return saver_main(),
+        Some("server") => return server_main(),
         _ => {}
     }
     let tests = vec![
@@ -72,108 +68,18 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, tests).exit_code()
 }
 
-fn socket(dir: &Path) -> PathBuf {
-    dir.join("ripieno.sock")
-}
-
 fn open(dir: &Path, pacing: Option<bool>) -> Stack {
     let (capacity, devices) = (Some(CAPACITY), Some(DeviceChoice::Files(2)));
     let config = StackConfig { capacity, devices, pacing, ..StackConfig::at(dir.join("store")) };
     Builder::new(config, SHAPE).pool(PoolMemory::Own { blocks: 2 }).open().expect("a store")
 }
 
-fn serve(dir: &Path, stack: Stack, users: Vec<u32>) -> Server {
-    let settings = Settings {
-        users,
-        // Killed clients count until the server notices it, late on a busy machine.
-        sessions_max: 1000,
-        pool_bytes_max: 1 << 30,
-        limits: BTreeMap::new(),
-        hold_max: Duration::from_secs(600),
-        pins: PinLimits::default(),
-        token: None,
-    };
-    let options = ServerOptions { socket: socket(dir), http: None, settings, reload: None };
-    Server::bind(stack, options).expect("a server")
-}
-
-/// A process, killed on drop.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts a process, and waits until it is ready.
-fn spawn(role: &str, dir: &Path, seed: u64) -> Process {
-    let mut child = start(role, dir, seed);
-    let mut line = String::new();
-    let out = child.0.stdout.as_mut().expect("its output");
-    BufReader::new(out).read_line(&mut line).expect("its first line");
-    assert_eq!(line, "ready\n", "seed {seed}");
-    child
-}
-
-fn start(role: &str, dir: &Path, seed: u64) -> Process {
-    let child = Command::new(std::env::current_exe().expect("this program"))
-        .env(ROLE, role)
-        .env(DIR, dir)
-        .env(SEED, seed.to_string())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn();
-    Process(child.expect("a process"))
-}
-
-fn directory() -> PathBuf {
-    PathBuf::from(std::env::var_os(DIR).expect("a directory"))
-}
-
-/// Returns keys, all different.
-fn keys(range: Range<u64>) -> Vec<BlockKey> {
-    let key = |seed| BlockKey(pattern(32, seed).try_into().expect("32 bytes"));
-    range.map(key).collect()
-}
-
 fn bytes(key: BlockKey) -> Vec<u8> {
     pattern(SHAPE.block_bytes() as usize, key.seed() as u64)
 }
 
-/// Stores and loads until its standard input ends. Exit code 3 after a wrong byte.
-fn client_main() -> ExitCode {
-    let seed = std::env::var(SEED).expect("a seed").parse().expect("a number");
-    let (over, is_over) = mpsc::channel();
-    thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        let _ = over.send(());
-    });
-    let client = match Client::connect(socket(&directory()), SHAPE, 16) {
-        Ok(client) => client,
-        Err(error) => {
-            eprintln!("seed {seed}: {error}");
-            return ExitCode::from(4);
-        }
-    };
-    println!("ready");
-    let mut random = SmallRng::seed_from_u64(seed);
-    while is_over.try_recv().is_err() {
-        match work(&client, &mut random) {
-            Ok(true) => {}
-            Ok(false) => {
-                eprintln!("seed {seed}: wrong bytes");
-                return ExitCode::from(3);
-            }
-            Err(error) => {
-                eprintln!("seed {seed}: {error}");
-                return ExitCode::from(4);
-            }
-        }
-    }
-    ExitCode::SUCCESS
+fn connect() -> Result<Client, ServeError> {
+    Client::connect(socket(&directory()), SHAPE, 16)
 }
 
 /// Does something. Returns false if a block that was found has other bytes than those of its key.
@@ -212,74 +118,24 @@ fn work(client: &Client, random: &mut SmallRng) -> Result<bool, ServeError> {
     Ok(true)
 }
 
-fn control(dir: &Path) -> Control {
-    Control::new(ControlAddress::Unix(socket(dir)))
-}
-
-fn status(dir: &Path) -> Status {
-    control(dir).get("/status").unwrap()
-}
-
-fn open_files() -> usize {
-    fs::read_dir("/proc/self/fd").expect("the open files").count()
-}
-
 fn clients_are_killed(pacing: Option<bool>) -> Result<(), Failed> {
-    let kills = std::env::var("RIPIENO_KILLS").map_or(Ok(KILLS), |kills| kills.parse())?;
-    let dir = TempDir::new()?;
-    let server = serve(dir.path(), open(dir.path(), pacing), Vec::new());
-    let (stop, stopped) = mpsc::channel::<()>();
-    let running = thread::spawn(move || server.run(|| stopped.try_recv().is_ok()));
+    let serving = Serving::new(|dir| open(dir, pacing), settings());
     // Before any connection.
     let files = open_files();
-    let before = status(dir.path());
-    let seed = ripieno_testkit::seed();
-    let mut random = SmallRng::seed_from_u64(seed);
-    println!("seed {seed}, {kills} kills");
-    let mut next = 0;
-    let mut another = || {
-        next += 1;
-        spawn("client", dir.path(), seed.wrapping_add(next))
-    };
-    let mut clients: Vec<Process> = (0..CLIENTS).map(|_| another()).collect();
-    for _ in 0..kills {
-        thread::sleep(Duration::from_micros(random.random_range(0..20_000)));
-        let client = &mut clients[random.random_range(0..CLIENTS)];
-        client.0.kill()?;
-        let ended = client.0.wait()?;
-        if ended.signal() != Some(libc::SIGKILL) {
-            return Err(format!("seed {seed}: a client ended by itself: {ended}").into());
-        }
-        *client = another();
-        // A call that waits is interrupted, and must not fail.
-        let paused = Pid::from_child(&clients[random.random_range(0..CLIENTS)].0);
+    assert_eq!(serving.status().files_stored, 0);
+    // A call that waits is interrupted, and must not fail.
+    let disturb = |client: &Child| {
         for signal in [Signal::STOP, Signal::CONT] {
-            rustix::process::kill_process(paused, signal)?;
+            rustix::process::kill_process(Pid::from_child(client), signal)?;
         }
-    }
-    for mut client in clients {
-        drop(client.0.stdin.take());
-        let ended = client.0.wait()?;
-        if !ended.success() {
-            return Err(format!("seed {seed}: a client that lived has {ended}").into());
-        }
-    }
+        Ok(())
+    };
     // The ledgers: sessions, requests, references, files, memory, descriptors.
-    let mut left = status(dir.path());
-    until("all sessions have ended", || {
-        left = status(dir.path());
-        left.sessions_ended > u64::from(kills) + CLIENTS as u64 && left.sessions.is_empty()
-    });
-    assert_eq!((left.files_writing, left.files_referenced), (0, 0), "seed {seed}");
-    assert_eq!(left.refused_calls + left.refused_messages + left.refused_users, 0, "seed {seed}");
-    assert!(left.files_stored > 0 && before.files_stored == 0);
-    let maps = fs::read_to_string("/proc/self/maps")?;
-    assert!(!maps.contains("ripieno-pool"), "seed {seed}: memory of a client is mapped");
+    kill_at_random(&serving, (CLIENTS, KILLS), 20_000, disturb)?;
+    assert_eq!(mappings("ripieno-pool"), 0, "memory of a client is mapped");
     until("no descriptor is left", || open_files() <= files);
-    assert_eq!(open_files(), files, "seed {seed}");
-    stop.send(())?;
-    running.join().expect("it did not panic")?;
-    Ok(())
+    assert_eq!(open_files(), files);
+    serving.close()
 }
 
 /// Hands saves over, as a client and as both parts of an engine, and waits to be killed.
@@ -316,21 +172,22 @@ fn saver() -> Result<(Request, Reservation, Request), ServeError> {
 
 /// Returns the number of pools that are mapped.
 fn pools() -> usize {
-    let maps = fs::read_to_string("/proc/self/maps").expect("the mappings");
-    maps.lines().filter(|line| line.contains("/memfd:")).count()
+    mappings("/memfd:")
 }
 
 fn a_saver_is_killed() -> Result<(), Failed> {
-    let dir = TempDir::new()?;
-    let stack = open(dir.path(), None);
-    let plane = stack.store().plane().clone();
+    let mut planes = Vec::new();
+    let opened = |dir: &Path| {
+        let stack = open(dir, None);
+        planes.push(stack.store().plane().clone());
+        stack
+    };
+    let serving = Serving::new(opened, settings());
+    let plane = planes.remove(0);
     // Nobody advances it: layers wait until a client waits for them.
     pace(&plane)?;
     let waiting = || plane.stats().expect("it is open").layers_waiting;
-    let server = serve(dir.path(), stack, Vec::new());
-    let (stop, stopped) = mpsc::channel::<()>();
-    let running = thread::spawn(move || server.run(|| stopped.try_recv().is_ok()));
-    let client = Client::connect(socket(dir.path()), SHAPE, 16)?;
+    let client = Client::connect(socket(serving.dir.path()), SHAPE, 16)?;
     let space = client.namespace(&Namespace::default())?;
     let (keys, from) = (keys(100..102), blocks(0, 2));
     for (key, block) in keys.iter().zip(&from) {
@@ -338,16 +195,16 @@ fn a_saver_is_killed() -> Result<(), Failed> {
     }
     let own = client.allocate(space, &keys, &from)?;
     own.start_all(0..SHAPE.layers)?;
-    let (before, mapped) = (status(dir.path()), pools());
-    let mut saver = spawn("saver", dir.path(), 0);
-    assert_eq!((waiting(), status(dir.path()).files_writing), (9, 18));
+    let (before, mapped) = (serving.status(), pools());
+    let mut saver = started("saver", serving.dir.path(), 0, "ready");
+    assert_eq!((waiting(), serving.status().files_writing), (9, 18));
     assert!(pools() > mapped);
     saver.0.kill()?;
     saver.0.wait()?;
     until("nothing of the saver is left", || {
-        status(dir.path()).sessions.len() <= 1 && pools() <= mapped
+        serving.status().sessions.len() <= 1 && pools() <= mapped
     });
-    let left = status(dir.path());
+    let left = serving.status();
     assert_eq!(left.sessions, before.sessions);
     assert_eq!((left.files_writing, left.files_free), (2, before.files_free));
     assert_eq!((waiting(), pools()), (3, mapped));
@@ -358,13 +215,11 @@ fn a_saver_is_killed() -> Result<(), Failed> {
         assert!(client.read(block)? == bytes(*key), "wrong bytes");
     }
     client.close()?;
-    let left = status(dir.path());
+    let left = serving.status();
     assert_eq!((left.files_writing, left.files_referenced, waiting()), (0, 0, 0));
     plane.advance()?;
     assert_eq!(plane.with_scheduler(|it| it.pending())?, Some(0));
-    stop.send(())?;
-    running.join().expect("it did not panic")?;
-    Ok(())
+    serving.close()
 }
 
 /// Calls `act` as another user. Only the calling thread changes.
@@ -386,40 +241,30 @@ fn is_denied<T>(result: &Result<T, ServeError>) -> bool {
 fn a_stranger_is_refused() -> Result<(), Failed> {
     const LISTED: u32 = 65_533;
     const STRANGER: u32 = 65_534;
-    let dir = TempDir::new()?;
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))?;
-    let server = serve(dir.path(), open(dir.path(), None), vec![LISTED]);
-    let (stop, stopped) = mpsc::channel::<()>();
-    let running = thread::spawn(move || server.run(|| stopped.try_recv().is_ok()));
-    let path = socket(dir.path());
+    let settings = Settings { users: vec![LISTED], ..settings() };
+    let serving = Serving::new(|dir| open(dir, None), settings);
+    fs::set_permissions(serving.dir.path(), fs::Permissions::from_mode(0o755))?;
+    let path = socket(serving.dir.path());
     let connect = || Client::connect(&path, SHAPE, 16);
     let stranger = as_user(STRANGER, connect);
     assert!(is_denied(&stranger), "{stranger:?}");
-    assert_eq!(status(dir.path()).refused_users, 1);
+    assert_eq!(serving.status().refused_users, 1);
     // One on the list has a session, and no control.
     let listed = as_user(LISTED, connect)?;
-    let sessions = status(dir.path()).sessions;
+    let sessions = serving.status().sessions;
     assert_eq!(sessions.iter().map(|session| session.uid).collect::<Vec<_>>(), [LISTED]);
-    let control = as_user(LISTED, || control(dir.path()).get::<Status>("/status"));
+    let control = as_user(LISTED, || serving.control().get::<Status>("/status"));
     assert!(is_denied(&control), "{control:?}");
     drop(listed);
-    stop.send(())?;
-    running.join().expect("it did not panic")?;
-    Ok(())
+    serving.close()
 }
 
 /// Serves until it is killed.
 fn server_main() -> ExitCode {
     let dir = directory();
-    let server = serve(&dir, open(&dir, None), Vec::new());
+    let server = serve(&dir, open(&dir, None), settings());
     println!("ready");
-    match server.run(|| false) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit(server.run(|| false))
 }
 
 /// Stores until the server is gone. Returns the keys whose commit has returned.
@@ -455,7 +300,7 @@ fn store_until_lost(client: &Client, first: u64, begun: &mpsc::Sender<()>) -> Ve
 
 fn the_server_is_killed() -> Result<(), Failed> {
     let dir = TempDir::new()?;
-    let mut server = spawn("server", dir.path(), 0);
+    let mut server = started("server", dir.path(), 0, "ready");
     let clients: Vec<Client> =
         (0..3).map(|_| Client::connect(socket(dir.path()), SHAPE, 16)).collect::<Result<_, _>>()?;
     for round in 0..4 {
@@ -475,7 +320,7 @@ fn the_server_is_killed() -> Result<(), Failed> {
             working.into_iter().map(|client| client.join().expect("no panic")).collect()
         });
         server.0.wait()?;
-        server = spawn("server", dir.path(), 0);
+        server = started("server", dir.path(), 0, "ready");
         for (client, stored) in clients.iter().zip(&all) {
             client.reconnect()?;
             assert!(!stored.is_empty(), "it had time to store something");

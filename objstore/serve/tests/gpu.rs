@@ -1,8 +1,7 @@
 //! Clients whose blocks are in GPU memory, over a stand-in for libcuda.
 //!
-//! A process cannot open its own memory: this program is also the clients, in the role of
-//! `RIPIENO_GPU_ROLE`, and each test's server, which loads the stand-in, in a process of its own.
-//! `RIPIENO_KILLS` is the number of clients that are killed, `RIPIENO_SEED` decides which.
+//! A process cannot open its own memory: this program is also the clients (`processes`), and each
+//! test's server, which loads the stand-in, in a process of its own.
 #![allow(unsafe_code, reason = "streams and GPU memory of the tests")]
 #![allow(
     clippy::print_stdout,
@@ -10,14 +9,14 @@
     reason = "processes report to the one that started them"
 )]
 
+mod processes;
+
 use std::{
-    collections::BTreeMap,
     fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    ops::Range,
-    os::unix::{fs::FileExt as _, process::ExitStatusExt as _},
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
+    io::{Read as _, Write as _},
+    os::unix::fs::FileExt as _,
+    path::Path,
+    process::{Command, ExitCode},
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -28,26 +27,23 @@ use gio_kernels::cuda::{CudaDevice, CudaDriver, CudaStream, DeviceMemory, GpuHan
 use gio_uring::RawStream;
 use libtest_mimic::{Arguments, Failed, Trial};
 use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace};
-use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
-use ripieno_serve::{
-    Client, Control, ControlAddress, PinLimits, PoolLayout, Request, ServeError, Server,
-    ServerOptions, Settings, SpaceId, control::Status,
-};
-use ripieno_stack::{Builder, GpuMemory, PoolMemory, StackConfig};
+use rand::{Rng as _, rngs::SmallRng};
+use ripieno_serve::{Client, PoolLayout, Request, ServeError, Settings, SpaceId, control::Status};
+use ripieno_stack::{Builder, GpuMemory, PoolMemory, Stack, StackConfig};
 use ripieno_testkit::{blocks, pattern, until};
 use tempfile::TempDir;
 
-const ROLE: &str = "RIPIENO_GPU_ROLE";
-const CASE: &str = "RIPIENO_GPU_CASE";
-const DIR: &str = "RIPIENO_GPU_DIR";
-const SEED: &str = "RIPIENO_GPU_SEED";
+use self::processes::{
+    CAPACITY, KEYS, Process, Serving, directory, exit, keys, kill_at_random, line, mappings,
+    open_files, role, serve, settings, socket, start, started, work_until_told,
+};
+
+const CASE: &str = "RIPIENO_CASE";
 
 const SHAPE: KvShape = KvShape { layers: 6, segments: 2, object_bytes: 4096, block_tokens: 16 };
 const BLOCKS: u32 = 16;
-const KEYS: u64 = 3000;
 const CLIENTS: usize = 4;
 const KILLS: u32 = 30;
-const CAPACITY: u64 = 32 << 20;
 
 type Test = fn() -> Result<(), Failed>;
 type Environment = &'static [(&'static str, &'static str)];
@@ -59,21 +55,23 @@ const TESTS: &[(&str, Test, Environment)] = &[
     ("what_cuda_refuses_is_said", refusals, &[]),
     ("another_gpu_of_the_server", another_gpu, &[("MOCK_CUDA_DEVICES", "2")]),
     ("a_damaged_block_is_named", a_block_is_damaged, &[]),
+    ("layers_begin_while_devices_do_not_answer", devices_do_not_answer, &[]),
     ("a_client_is_killed_while_its_stream_waits", a_waiting_client_is_killed, &[]),
     ("clients_are_killed_at_random", clients_are_killed, &[]),
     ("the_server_is_killed_under_a_client", the_server_is_killed, &[]),
 ];
 
 fn main() -> ExitCode {
-    match std::env::var(ROLE).as_deref() {
-        Ok("client") => return client_main(),
-        Ok("orderly") => return exit(orderly(&mut Engine::new(0))),
-        Ok("other") => return exit(orderly(&mut Engine::new(1))),
-        Ok("damaging") => return exit(damaging(&Engine::new(0))),
-        Ok("exporter") => return exporter_main(),
-        Ok("server") => return server_main(),
-        Ok("waiting") => return exit(waiting(&Engine::new(0))),
-        Ok("survivor") => return exit(survivor(&Engine::new(0))),
+    match role().as_deref() {
+        Some("client") => return work_until_told(|| Ok(Engine::new(0)), work),
+        Some("orderly") => return exit(orderly(&mut Engine::new(0))),
+        Some("other") => return exit(orderly(&mut Engine::new(1))),
+        Some("damaging") => return exit(damaging(&Engine::new(0))),
+        Some("exporter") => return exporter_main(),
+        Some("server") => return server_main(),
+        Some("starting") => return exit(starting(&Engine::new(0))),
+        Some("waiting") => return exit(waiting(&Engine::new(0))),
+        Some("survivor") => return exit(survivor(&Engine::new(0))),
         _ => {}
     }
     if let Ok(case) = std::env::var(CASE) {
@@ -87,16 +85,6 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), TESTS.iter().map(trial).collect()).exit_code()
 }
 
-fn exit<E: std::fmt::Display>(result: Result<(), E>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
 /// Runs a test in a process that loads the stand-in.
 fn isolated(name: &str, environment: Environment) -> Result<(), Failed> {
     let status = Command::new(std::env::current_exe()?)
@@ -107,111 +95,25 @@ fn isolated(name: &str, environment: Environment) -> Result<(), Failed> {
     if status.success() { Ok(()) } else { Err(format!("{name}: {status}").into()) }
 }
 
-fn serve(dir: &Path, config: StackConfig) -> Server {
+fn open(dir: &Path, config: StackConfig) -> Stack {
     let config = StackConfig { path: Some(dir.join("store")), capacity: Some(CAPACITY), ..config };
     let pool = PoolMemory::Own { blocks: 2 };
-    let stack = Builder::new(config, SHAPE).pool(pool).open().expect("a store");
-    let settings = Settings {
-        users: Vec::new(),
-        // Killed clients count until the server notices it, late on a busy machine.
-        sessions_max: 1000,
-        pool_bytes_max: 64 << 20,
-        limits: BTreeMap::new(),
-        hold_max: Duration::from_secs(600),
-        pins: PinLimits::default(),
-        token: None,
-    };
-    let options = ServerOptions { socket: socket(dir), http: None, settings, reload: None };
-    Server::bind(stack, options).expect("a server")
+    Builder::new(config, SHAPE).pool(pool).open().expect("a store")
 }
 
-/// A server in this process.
-struct Serving {
-    dir: TempDir,
-    stop: mpsc::Sender<()>,
-    thread: thread::JoinHandle<Result<(), ServeError>>,
+fn limits() -> Settings {
+    Settings { pool_bytes_max: 64 << 20, ..settings() }
 }
 
-impl Serving {
-    fn new(config: StackConfig) -> Self {
-        let dir = TempDir::new().expect("a directory");
-        let server = serve(dir.path(), config);
-        let (stop, stopped) = mpsc::channel::<()>();
-        let thread = thread::spawn(move || server.run(|| stopped.try_recv().is_ok()));
-        Self { dir, stop, thread }
-    }
-
-    fn status(&self) -> Status {
-        Control::new(ControlAddress::Unix(socket(self.dir.path()))).get("/status").expect("it is")
-    }
-
-    /// Waits until `ended` sessions have ended and nothing of a client is left.
-    fn settled(&self, ended: u64) -> Status {
-        let mut left = self.status();
-        until("all sessions have ended", || {
-            left = self.status();
-            left.sessions_ended >= ended && left.sessions.is_empty()
-        });
-        until("nothing is mapped", || mappings("mock-gpu") == 0 && cuda_mock::live() == 0);
-        assert_eq!((left.files_writing, left.files_referenced), (0, 0));
-        left
-    }
-
-    fn close(self) -> Result<(), Failed> {
-        self.stop.send(())?;
-        self.thread.join().expect("it did not panic")?;
-        Ok(())
-    }
+fn serving(config: StackConfig) -> Serving {
+    Serving::new(|dir| open(dir, config), limits())
 }
 
-fn socket(dir: &Path) -> PathBuf {
-    dir.join("ripieno.sock")
-}
-
-fn directory() -> PathBuf {
-    PathBuf::from(std::env::var_os(DIR).expect("a directory"))
-}
-
-/// Returns how many mappings of this process have this name.
-fn mappings(name: &str) -> usize {
-    let maps = fs::read_to_string("/proc/self/maps").expect("the mappings");
-    maps.lines().filter(|line| line.contains(name)).count()
-}
-
-/// A process, killed on drop.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start(role: &str, dir: &Path, seed: u64) -> Process {
-    let child = Command::new(std::env::current_exe().expect("this program"))
-        .env(ROLE, role)
-        .env(DIR, dir)
-        .env(SEED, seed.to_string())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn();
-    Process(child.expect("a process"))
-}
-
-/// Returns the next line that a process writes.
-fn line(process: &mut Process) -> String {
-    let mut line = String::new();
-    let out = process.0.stdout.as_mut().expect("its output");
-    BufReader::new(out).read_line(&mut line).expect("its first line");
-    line.trim_end().to_owned()
-}
-
-/// Returns keys, all different.
-fn keys(range: Range<u64>) -> Vec<BlockKey> {
-    let key = |seed| BlockKey(pattern(32, seed).try_into().expect("32 bytes"));
-    range.map(key).collect()
+/// Waits until `ended` sessions have ended and nothing of a client is left.
+fn settled(serving: &Serving, ended: u64) -> Status {
+    let left = serving.settled(ended);
+    until("nothing is mapped", || mappings("mock-gpu") == 0 && cuda_mock::live() == 0);
+    left
 }
 
 fn bytes(key: BlockKey) -> Vec<u8> {
@@ -341,16 +243,16 @@ fn orderly(engine: &mut Engine) -> Result<(), ServeError> {
 }
 
 fn run_client(role: &str, config: StackConfig, stored: u32) -> Result<(), Failed> {
-    let serving = Serving::new(config);
+    let serving = serving(config);
     let mut client = start(role, serving.dir.path(), 0);
     let ended = client.0.wait()?;
     if !ended.success() {
         return Err(format!("the client: {ended}").into());
     }
-    let left = serving.settled(1);
+    let left = settled(&serving, 1);
     assert_eq!(left.files_stored, stored);
-    until("no marks are mapped", || mappings("ripieno-pool") == 0);
     assert_eq!(left.refused_calls + left.refused_messages, 0);
+    until("no marks are mapped", || mappings("ripieno-pool") == 0);
     serving.close()
 }
 
@@ -388,14 +290,59 @@ fn damaging(engine: &Engine) -> Result<(), ServeError> {
     engine.client.close()
 }
 
+/// Starts a layer, and then another one, when it is told to.
+fn starting(engine: &Engine) -> Result<(), ServeError> {
+    let request = engine.client.allocate(engine.space, &keys(0..8), &blocks(0, 8))?;
+    println!("allocated");
+    std::io::stdin().read_line(&mut String::new()).expect("a line");
+    request.start_after(0..1, engine.raw())?;
+    // The server's thread gets as far as the devices.
+    thread::sleep(Duration::from_millis(50));
+    request.start_after(1..2, engine.raw())?;
+    println!("started");
+    request.wait_all(0..2)?;
+    drop(request);
+    engine.client.close()
+}
+
+/// Devices that do not answer hold up the layers that they move, and no call that starts others.
+fn devices_do_not_answer() -> Result<(), Failed> {
+    let mut planes = Vec::new();
+    let opened = |dir: &Path| {
+        let stack = open(dir, StackConfig { pacing: Some(true), ..StackConfig::default() });
+        planes.push(stack.store().plane().clone());
+        stack
+    };
+    let serving = Serving::new(opened, limits());
+    let mut client = started("starting", serving.dir.path(), 0, "allocated");
+    let ((hold, is_held), (release, is_released)) = (mpsc::channel(), mpsc::channel());
+    let plane = planes.remove(0);
+    // Nothing moves while the plane is locked.
+    let holding = thread::spawn(move || {
+        plane.with_scheduler(|_| {
+            hold.send(()).expect("it is awaited");
+            is_released.recv_timeout(Duration::from_secs(10))
+        })
+    });
+    is_held.recv()?;
+    client.0.stdin.as_mut().expect("its input").write_all(b"start\n")?;
+    assert_eq!(line(&mut client), "started");
+    // It may have given up.
+    let _ = release.send(());
+    let released = holding.join().expect("it did not panic")?.expect("a pacer");
+    assert!(released.is_ok(), "a call waited for the devices of another layer");
+    assert!(client.0.wait()?.success());
+    settled(&serving, 1);
+    serving.close()
+}
+
 fn another_gpu() -> Result<(), Failed> {
     run_client("other", StackConfig::default(), 8)
 }
 
 /// Names memory of its own, and waits to be ended.
 fn exporter_main() -> ExitCode {
-    let ordinal = std::env::var(SEED).expect("a number").parse().expect("a number");
-    let device = CudaDriver::load().expect("a driver").device(ordinal).expect("a GPU");
+    let device = CudaDriver::load().expect("a driver").device(0).expect("a GPU");
     let memory = device.allocate(8192).expect("memory");
     let GpuHandle { gpu, handle, offset, bytes } =
         GpuHandle::of(&device, memory.device(), memory.len()).expect("a handle");
@@ -462,7 +409,7 @@ fn refusals() -> Result<(), Failed> {
     drop(device);
 
     // The server says it, too, and goes on.
-    let serving = Serving::new(StackConfig::default());
+    let serving = serving(StackConfig::default());
     let device = CudaDriver::load()?.device(0)?;
     let layout = PoolLayout::contiguous(&SHAPE, BLOCKS);
     let len = layout.used(SHAPE.object_bytes).end as usize;
@@ -477,36 +424,9 @@ fn refusals() -> Result<(), Failed> {
     let why = join(&layout.clone().after(1));
     assert!(why.contains("refused"), "{why}");
     drop((memory, device));
-    let left = serving.settled(0);
+    let left = settled(&serving, 0);
     assert_eq!(left.sessions.len(), 0);
     serving.close()
-}
-
-/// Stores and loads until its standard input ends. Exit code 3 after a wrong byte.
-fn client_main() -> ExitCode {
-    let seed = std::env::var(SEED).expect("a seed").parse().expect("a number");
-    let (over, is_over) = mpsc::channel();
-    thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        let _ = over.send(());
-    });
-    let engine = Engine::new(0);
-    println!("ready");
-    let mut random = SmallRng::seed_from_u64(seed);
-    while is_over.try_recv().is_err() {
-        match work(&engine, &mut random) {
-            Ok(true) => {}
-            Ok(false) => {
-                eprintln!("seed {seed}: wrong bytes");
-                return ExitCode::from(3);
-            }
-            Err(error) => {
-                eprintln!("seed {seed}: {error}");
-                return ExitCode::from(4);
-            }
-        }
-    }
-    ExitCode::SUCCESS
 }
 
 /// Does something. Returns false if a block that was found has other bytes than those of its key.
@@ -567,11 +487,9 @@ fn waiting(engine: &Engine) -> Result<(), ServeError> {
 /// The stream of a client that has died gets nowhere: nobody waits for it, or it would end only
 /// after that of another client, which began earlier.
 fn a_waiting_client_is_killed() -> Result<(), Failed> {
-    let serving = Serving::new(StackConfig::default());
-    let mut other = start("waiting", serving.dir.path(), 0);
-    assert_eq!(line(&mut other), "waiting");
-    let mut client = start("waiting", serving.dir.path(), 0);
-    assert_eq!(line(&mut client), "waiting");
+    let serving = serving(StackConfig::default());
+    let mut other = started("waiting", serving.dir.path(), 0, "waiting");
+    let mut client = started("waiting", serving.dir.path(), 0, "waiting");
     client.0.stdin.as_mut().expect("its input").write_all(b"wait\n")?;
     assert_eq!(line(&mut client), "now");
     thread::sleep(Duration::from_millis(20));
@@ -580,12 +498,13 @@ fn a_waiting_client_is_killed() -> Result<(), Failed> {
     other.0.stdin.as_mut().expect("its input").write_all(b"look\n")?;
     assert_eq!(line(&mut other), "ended: false");
     assert!(other.0.wait()?.success());
-    serving.settled(2);
+    settled(&serving, 2);
     serving.close()
 }
 
 fn server_main() -> ExitCode {
-    let server = serve(&directory(), StackConfig::default());
+    let dir = directory();
+    let server = serve(&dir, open(&dir, StackConfig::default()), limits());
     println!("ready");
     exit(server.run(|| false))
 }
@@ -624,14 +543,11 @@ fn survivor(engine: &Engine) -> Result<(), ServeError> {
 fn the_server_is_killed() -> Result<(), Failed> {
     for round in 0..5 {
         let dir = TempDir::new()?;
-        let mut first = start("server", dir.path(), 0);
-        assert_eq!(line(&mut first), "ready");
-        let mut client = start("survivor", dir.path(), 0);
-        assert_eq!(line(&mut client), "stored");
+        let first = started("server", dir.path(), 0, "ready");
+        let mut client = started("survivor", dir.path(), 0, "stored");
         thread::sleep(Duration::from_millis(10 + 7 * round));
         drop(first);
-        let mut second = start("server", dir.path(), 0);
-        assert_eq!(line(&mut second), "ready");
+        let _second = started("server", dir.path(), 0, "ready");
         let ended = client.0.wait()?;
         if !ended.success() {
             return Err(format!("round {round}: {ended}").into());
@@ -640,47 +556,13 @@ fn the_server_is_killed() -> Result<(), Failed> {
     Ok(())
 }
 
-fn open_files() -> usize {
-    fs::read_dir("/proc/self/fd").expect("the open files").count()
-}
-
 fn clients_are_killed() -> Result<(), Failed> {
-    let kills = std::env::var("RIPIENO_KILLS").map_or(Ok(KILLS), |kills| kills.parse())?;
-    let serving = Serving::new(StackConfig::default());
+    let serving = serving(StackConfig::default());
     // Loads the library, which stays.
     drop(CudaDriver::load()?.device(0)?);
     let files = open_files();
-    let seed = ripieno_testkit::seed();
-    let mut random = SmallRng::seed_from_u64(seed);
-    println!("seed {seed}, {kills} kills");
-    let mut next = 0;
-    let mut another = || {
-        next += 1;
-        let mut client = start("client", serving.dir.path(), seed.wrapping_add(next));
-        assert_eq!(line(&mut client), "ready", "seed {seed}");
-        client
-    };
-    let mut clients: Vec<Process> = (0..CLIENTS).map(|_| another()).collect();
-    for _ in 0..kills {
-        thread::sleep(Duration::from_micros(random.random_range(0..30_000)));
-        let client = &mut clients[random.random_range(0..CLIENTS)];
-        client.0.kill()?;
-        let ended = client.0.wait()?;
-        if ended.signal() != Some(libc::SIGKILL) {
-            return Err(format!("seed {seed}: a client ended by itself: {ended}").into());
-        }
-        *client = another();
-    }
-    for mut client in clients {
-        drop(client.0.stdin.take());
-        let ended = client.0.wait()?;
-        if !ended.success() {
-            return Err(format!("seed {seed}: a client that lived has {ended}").into());
-        }
-    }
-    let left = serving.settled(u64::from(kills) + CLIENTS as u64);
-    assert_eq!(left.refused_calls + left.refused_messages + left.refused_users, 0, "seed {seed}");
-    assert!(left.files_stored > 0);
+    kill_at_random(&serving, (CLIENTS, KILLS), 30_000, |_| Ok(()))?;
+    settled(&serving, 0);
     until("no marks are mapped", || mappings("ripieno-pool") == 0);
     until("no descriptor is left", || open_files() <= files);
     serving.close()
