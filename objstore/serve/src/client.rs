@@ -129,19 +129,6 @@ impl Client {
     ) -> Result<Self, ServeError> {
         let bytes = shape.block_bytes().saturating_mul(u64::from(blocks));
         let layout = PoolLayout::contiguous(&shape, blocks);
-        Self::connect_with(path, shape, layout, bytes)
-    }
-
-    /// Same as [`Client::connect`], with `bytes` bytes of memory in another layout.
-    ///
-    /// # Errors
-    /// Same as [`Client::connect`].
-    pub fn connect_with(
-        path: impl Into<PathBuf>,
-        shape: KvShape,
-        layout: PoolLayout,
-        bytes: u64,
-    ) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Memory { bytes, source };
         let (file, mapping) = memory::make(bytes).map_err(failed)?;
         let memory = Memory::Host(file, mapping);

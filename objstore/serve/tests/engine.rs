@@ -33,7 +33,7 @@ fn on(dir: TempDir) -> Rig {
 }
 
 /// Memory of a rank, as an engine in another language makes it.
-fn memory() -> (OwnedFd, PoolLayout) {
+pub fn memory() -> (OwnedFd, PoolLayout) {
     let file = rustix::fs::memfd_create("rank", MemfdFlags::ALLOW_SEALING).unwrap();
     let bytes = SHAPE.block_bytes() * u64::from(BLOCKS);
     rustix::fs::ftruncate(&file, bytes).unwrap();

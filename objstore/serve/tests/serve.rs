@@ -24,7 +24,10 @@ use ripieno_stack::{Builder, ErrorKind, KvStore as _, StackConfig, StackError};
 use ripieno_testkit::{blocks, keys, pattern, until};
 use tempfile::TempDir;
 
-use crate::rig::{self, CAPACITY, Raw, Rig, SHAPE, framed, kind};
+use crate::{
+    engine::memory,
+    rig::{self, CAPACITY, Raw, Rig, SHAPE, framed, kind},
+};
 
 fn space(label: &str) -> Namespace {
     Namespace { layout: label.to_owned(), label: label.to_owned(), ..Namespace::default() }
@@ -198,7 +201,6 @@ fn a_save_that_is_refused_for_its_blocks_evicts_nothing() {
 #[test]
 fn a_pool_that_does_not_fit_its_memory_is_refused() {
     let rig = Rig::new();
-    let bytes = 16 * SHAPE.block_bytes();
     let whole = PoolLayout::contiguous(&SHAPE, 16);
     let rows = |change: fn(&mut Vec<u64>)| {
         let mut rows = whole.rows.clone();
@@ -219,7 +221,8 @@ fn a_pool_that_does_not_fit_its_memory_is_refused() {
         (rows(Vec::clear), ""),
     ] {
         let asked = format!("{wrong:?}");
-        let error = Client::connect_with(rig.socket(), SHAPE, wrong, bytes);
+        let pool = Some((wrong, memory().0));
+        let error = Client::join(rig.socket(), SHAPE, None, pool);
         let error = error.unwrap_err();
         assert!(error.to_string().contains(why), "{asked}: {error}");
         assert_eq!(kind(error), RefusalKind::Argument, "{asked}");

@@ -83,8 +83,6 @@ pub struct TierCounts {
     pub hits: u64,
     /// Lookups that found no block, or an unfilled one: the drives must serve them.
     pub misses: u64,
-    /// Bytes of the hits.
-    pub hit_bytes: u64,
     /// Bytes of the misses.
     pub miss_bytes: u64,
     /// Blocks admitted.
@@ -182,14 +180,12 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
 
     /// Looks up a block for a reader, who holds it until [`Tier::release`].
     pub fn get(&mut self, key: K) -> Option<HostBlock> {
-        let bytes = self.config.block_bytes;
         let Some(id) = self.index.get(&key).copied().filter(|_| self.contains(key)) else {
             self.counts.misses += 1;
-            self.counts.miss_bytes += bytes;
+            self.counts.miss_bytes += self.config.block_bytes;
             return None;
         };
         self.counts.hits += 1;
-        self.counts.hit_bytes += bytes;
         self.keep(id);
         let entry = self.entry_mut(id);
         entry.readers += 1;

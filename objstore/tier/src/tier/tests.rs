@@ -88,7 +88,7 @@ fn a_scan_does_not_evict_what_is_used_again() {
     }
     let counts = it.counts();
     assert_eq!((counts.hits, counts.misses), (5 * 1999, 5 + 2 * 2000));
-    assert_eq!((counts.hit_bytes, counts.miss_bytes), (10 * counts.hits, 10 * counts.misses));
+    assert_eq!(counts.miss_bytes, 10 * counts.misses);
     assert_eq!((it.class(0), it.class(1000)), (Some(Class::Recent), None));
 }
 
