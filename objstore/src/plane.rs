@@ -198,11 +198,11 @@ impl Plane {
     /// compared.
     ///
     /// # Errors
-    /// Returns [`StoreError::Argument`], also if a read names a block twice; [`StoreError::Staging`] for
-    /// more blocks than fit into a staging buffer, and [`StoreError::Bounce`] for more than bounce
-    /// buffers are free; [`StoreError::ReadOnly`] for a write, and [`StoreError::JournalFailed`]
-    /// after a failed flush; [`StoreError::Ring`] if memory for the job runs out
-    /// ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
+    /// Returns [`StoreError::Argument`], also if a read names a block twice;
+    /// [`StoreError::Staging`] for more blocks than fit into a staging buffer, and
+    /// [`StoreError::Bounce`] for more than bounce buffers are free; [`StoreError::ReadOnly`] for a
+    /// write, and [`StoreError::JournalFailed`] after a failed flush; [`StoreError::Ring`] if
+    /// memory for the job runs out ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
     pub fn begin(
         &self,
         direction: Direction,

@@ -134,10 +134,10 @@ impl Ranks {
     ///
     /// # Errors
     /// Returns a [`StoreDirError`] if the existing store has other ranks, another shape or another
-    /// size, or the directory has foreign files; [`StackError::NotEmpty`] if a drive has data that may not be lost; [`StackError::Config`] if the drives cannot be
-    /// divided, or are not the store's; or an error of [`StoreDir::create`], [`Store::format`] or
-    /// [`Devices::attach`]. Files made until then are removed; drives formatted until then are
-    /// recognised the next time.
+    /// size, or the directory has foreign files; [`StackError::NotEmpty`] if a drive has data that
+    /// may not be lost; [`StackError::Config`] if the drives cannot be divided, or are not the
+    /// store's; or an error of [`StoreDir::create`], [`Store::format`] or [`Devices::attach`].
+    /// Files made until then are removed; drives formatted until then are recognised the next time.
     pub fn prepare(
         dir: &Path,
         options: &RanksOptions,

@@ -200,8 +200,8 @@ impl Catalog {
     /// Sets the eviction weight: how much longer its unused files are kept than other namespaces'.
     ///
     /// # Errors
-    /// Returns [`CatalogError::Namespace`], [`CatalogError::Refused`] for a weight of 0, which would
-    /// never receive space, or [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Namespace`], [`CatalogError::Refused`] for a weight of 0, which
+    /// would never receive space, or [`CatalogError::Recovering`].
     pub fn set_weight(&mut self, namespace: NamespaceId, weight: u32) -> Result<(), CatalogError> {
         self.check_recovered()?;
         self.index.tenants.get(namespace)?;
