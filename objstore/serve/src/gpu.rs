@@ -95,7 +95,7 @@ struct Inner {
     changed: Condvar,
 }
 
-/// What the thread is told. It is never locked while devices or the plane are waited for.
+/// Orders for the thread. Never locked while devices or the plane are waited for.
 #[derive(Debug, Default)]
 struct LaneQueue {
     /// Layers that the thread has not seen.

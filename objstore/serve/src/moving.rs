@@ -1,9 +1,6 @@
 //! Requests that move blocks, and what they have taken.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, Mutex};
 
 use kv_catalog::lock;
 use objstore::{BlockId, Direction, Layer, StoreError};
@@ -32,7 +29,7 @@ pub(crate) struct OnGpu {
     pub(crate) blocks: Vec<BlockId>,
     layers: Mutex<Vec<CopyState>>,
     /// Set for good when layers that wait for a stream are not to be moved any more.
-    is_left: AtomicBool,
+    is_left: Mutex<bool>,
 }
 
 /// How far a layer is.
@@ -47,7 +44,7 @@ pub(crate) enum CopyState {
 impl OnGpu {
     pub(crate) fn new(direction: Direction, blocks: Vec<BlockId>, layers: u32) -> Self {
         let layers = Mutex::new(vec![CopyState::Idle; layers as usize]);
-        Self { direction, blocks, layers, is_left: AtomicBool::new(false) }
+        Self { direction, blocks, layers, is_left: Mutex::default() }
     }
 
     /// Returns why a layer was not copied, if that is so.
@@ -59,11 +56,11 @@ impl OnGpu {
     }
 
     pub(crate) fn leave(&self) {
-        self.is_left.store(true, Ordering::Relaxed);
+        *lock(&self.is_left) = true;
     }
 
     pub(crate) fn is_left(&self) -> bool {
-        self.is_left.load(Ordering::Relaxed)
+        *lock(&self.is_left)
     }
 
     /// Returns true if a layer has begun, and not ended.
