@@ -552,6 +552,19 @@ impl Plane {
         self.with(|mover| mover.announce(request, files, expected, when))
     }
 
+    /// Drops files from the DRAM cache: a plane beside this one has stored other blocks in them.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn forget(&self, files: &[FileId]) -> Result<(), StoreError> {
+        self.with(|mover| {
+            if let Some(tier) = mover.tier() {
+                files.iter().for_each(|file| tier.remove(*file));
+            }
+            Ok(())
+        })
+    }
+
     /// Ends reading ahead for a request, which `runs` now or else was aborted: then files that only
     /// it wanted are evicted first. Reads in flight end by themselves.
     ///

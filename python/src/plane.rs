@@ -50,6 +50,10 @@ impl Report {
 /// result of Catalog.rank() or prepare() for it. options: see docs/reference/options.md; those of a
 /// new store are ignored, so that prepare() and all ranks can be given the same. Opening uses part
 /// of the pool for tests and restores its contents.
+///
+/// copies: the number of planes of the rank, in processes with pools of their own: what one stores,
+/// all load. copy: the number of this one. Only that with 0 stores; the devices of the others must
+/// be files.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Plane {
@@ -112,21 +116,33 @@ impl Plane {
 #[pymethods]
 impl Plane {
     #[new]
-    #[pyo3(signature = (path, rank, shape, pool, **options))]
+    #[pyo3(signature = (path, rank, shape, pool, *, copies = 1, copy = 0, **options))]
+    #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         rank: arguments::Rank,
         shape: arguments::Shape,
         pool: arguments::Pool,
+        copies: u32,
+        copy: u32,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        if copy >= copies {
+            return Err(invalid(format!("copy {copy} was given; there are {copies}, from 0 on")));
+        }
         events::start(py)?;
         let (id, shape, pool) = (rank.check()?, shape.check()?, pool.memory()?);
         let config = arguments::config(path.clone(), options)?;
         let stack = py.detach(|| {
-            let devices = Ranks::open(&path)?.devices(id.rank)?;
-            Builder::new(config, shape).on(devices).pool(pool).open_rank(id)
+            let ranks = Ranks::open(&path)?;
+            let devices = match copy {
+                0 => ranks.devices(id.rank)?,
+                _ => ranks.devices_beside(id.rank)?,
+            };
+            let builder = Builder::new(config, shape).on(devices).pool(pool);
+            builder.check_memory(id.ranks.saturating_mul(copies))?;
+            builder.open_rank(id)
         });
         Ok(Self { stack: Own::new(stack.or_raise()?) })
     }
@@ -222,6 +238,13 @@ impl Plane {
         let (request, when) = (RequestId(request), When::In(steps));
         let plane = self.plane()?;
         py.detach(|| plane.announce(request, &files, &expected, when)).or_raise()
+    }
+
+    /// Drops files from the memory of dram: copy 0 has stored other blocks in them.
+    fn forget(&self, py: Python<'_>, files: Vec<u32>) -> PyResult<()> {
+        let files: Vec<FileId> = files.into_iter().map(FileId).collect();
+        let plane = self.plane()?;
+        py.detach(|| plane.forget(&files)).or_raise()
     }
 
     /// Ends reading ahead for an announced request, which runs now or else was aborted.

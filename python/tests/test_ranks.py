@@ -360,3 +360,56 @@ def test_a_plane_is_asked_for_events_until_it_is_closed(tmp_path):
         assert plane.poll_events() == []
     with pytest.raises(ripieno.ClosedError, match="it was closed"):
         plane.poll_events()
+
+
+def test_copies_of_a_rank_load_what_the_first_has_stored(tmp_path):
+    """Planes in processes of their own; here they are all in this one."""
+    (rank,) = ripieno.prepare(tmp_path, SHAPE, capacity=CAPACITY)
+    pools = [numpy.zeros((SHAPE.rows, BLOCKS, SHAPE.object_bytes), numpy.uint8) for _ in range(3)]
+
+    def open_copy(copy, copies=3):
+        pool = ripieno.Pool.contiguous(pools[copy % 3], SHAPE)
+        options = {"copies": copies, "copy": copy, "dram": "1MiB"}
+        return ripieno.Plane(tmp_path, rank, SHAPE, pool, **options)
+
+    # In any order.
+    last, first, second = open_copy(2), open_copy(0), open_copy(1)
+
+    def moved(plane, job):
+        for layer in range(SHAPE.layers):
+            plane.start(job, layer)
+        return plane.end([job])[0]
+
+    def store(number):
+        pools[0][:, 5] = content(number, 0)
+        report = moved(first, first.begin_store([3], [5]))
+        assert report.error is None
+        return report.checksums
+
+    def load(plane, kv, checksums):
+        kv[:] = 0
+        return moved(plane, plane.begin_load([3], [7], checksums))
+
+    with pytest.raises(ripieno.LockedError):
+        open_copy(0)
+    with pytest.raises(ripieno.InvalidError, match="copy 3 was given; there are 3, from 0 on"):
+        open_copy(3)
+    with pytest.raises(ripieno.InvalidError, match="^dram: .* for each of 1048576 ranks"):
+        open_copy(1, copies=1 << 20)
+    with pytest.raises(ripieno.ReadOnlyError):
+        second.begin_store([3], [5])
+    sums = store(1)
+    for plane, kv in ((second, pools[1]), (last, pools[2])):
+        for _ in range(2):
+            assert load(plane, kv, sums).error is None
+            assert (kv[:, 7] == content(1, 0)).all()
+        assert plane.stats()["dram_hit_blocks_total"] == 1
+    # Their host memory has what was there before.
+    sums = store(2)
+    assert load(second, pools[1], sums).is_mismatch
+    last.forget([3])
+    assert load(last, pools[2], sums).error is None
+    assert (pools[2][:, 7] == content(2, 0)).all()
+    first.close()
+    with open_copy(0):
+        assert load(last, pools[2], sums).error is None

@@ -191,8 +191,10 @@ impl Claimed {
     pub(super) fn plane(self, mut config: StoreConfig) -> Result<Plane, StoreError> {
         let Self { places, superblocks, owner } = self;
         let given = std::mem::take(&mut config.devices);
+        // The scratch region is written to by a plane beside this one.
+        let read_only = config.options.read_only;
         let device = |((place, superblock), given): ((Place, _), StoreDevice)| PlaneDevice {
-            scratch: place.scratch(),
+            scratch: if read_only { place.region } else { place.scratch() },
             controller: place.controller,
             nsid: place.nsid,
             data: data(superblock),

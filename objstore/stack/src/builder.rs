@@ -225,7 +225,7 @@ impl Builder {
     }
 
     /// Opens the plane of a rank of a store in several processes, on the devices of
-    /// [`crate::Ranks::devices`].
+    /// [`crate::Ranks::devices`], or beside that on those of [`crate::Ranks::devices_beside`].
     ///
     /// # Errors
     /// Returns the [`StackError`] of the part that fails.
@@ -358,6 +358,9 @@ impl Builder {
         self.options.owner = this_process()?;
         if let Executor::Cuda(choice) = executor {
             self.options.sms = choice.sms;
+        }
+        if devices.is_read_only() {
+            (self.options.read_only, self.options.self_test) = (true, false);
         }
         // Files do not gain from deallocation: zeroing them only costs time.
         if devices.is_on_files() {

@@ -280,6 +280,19 @@ impl Ranks {
         Ok(own.into())
     }
 
+    /// Opens the devices of a rank to read them, beside its process.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Config`] if they are drives, or an error of [`StoreDir::open_beside`].
+    pub fn devices_beside(&self, rank: u32) -> Result<Devices, StackError> {
+        if !self.manifest.drives.is_empty() {
+            let problem = "a drive belongs to one process, and others cannot read what it has: \
+                           give each rank drives of its own, or use a server";
+            return Err(StackError::config("devices", problem));
+        }
+        Ok(StoreDir::open_beside(&self.rank_dir(rank))?.into())
+    }
+
     /// Returns the directory of a rank's data.
     #[must_use]
     pub fn rank_dir(&self, rank: u32) -> PathBuf {

@@ -96,7 +96,8 @@ pub struct StoreDir {
     manifest: Manifest,
     /// True when the directory was created for it.
     is_new: bool,
-    lock: Lock,
+    /// `None` if another process has it ([`StoreDir::open_beside`]).
+    lock: Option<Lock>,
 }
 
 impl StoreDir {
@@ -155,7 +156,7 @@ impl StoreDir {
             let _ = fs::remove_file(dir.join(lock::NAME));
         }
         filled?;
-        Ok(Self { dir: dir.to_owned(), manifest, is_new, lock })
+        Ok(Self { dir: dir.to_owned(), manifest, is_new, lock: Some(lock) })
     }
 
     fn fill_locked(dir: &Path, manifest: &Manifest) -> Result<(), StoreDirError> {
@@ -259,7 +260,7 @@ impl StoreDir {
     /// Returns [`StoreDirError`] if `dir` holds no store, is in use or incomplete, or a device is
     /// missing, shorter than before, or not the original.
     pub fn open(dir: &Path) -> Result<Self, StoreDirError> {
-        Self::open_with(dir, Lock::take)
+        Self::open_with(dir, |dir| Lock::take(dir).map(Some))
     }
 
     /// Like [`StoreDir::open`] for a process that only reads: the file system may be read-only, as
@@ -268,12 +269,21 @@ impl StoreDir {
     /// # Errors
     /// Same as [`StoreDir::open`].
     pub fn open_to_read(dir: &Path) -> Result<Self, StoreDirError> {
-        Self::open_with(dir, Lock::take_to_read)
+        Self::open_with(dir, |dir| Lock::take_to_read(dir).map(Some))
+    }
+
+    /// Like [`StoreDir::open`] for a process that reads beside the one that writes, and has the
+    /// lock. A catalog tells it what to read: files that are whole, and not written to meanwhile.
+    ///
+    /// # Errors
+    /// Same as [`StoreDir::open`], but for a directory in use.
+    pub fn open_beside(dir: &Path) -> Result<Self, StoreDirError> {
+        Self::open_with(dir, |_| Ok(None))
     }
 
     fn open_with(
         dir: &Path,
-        lock: impl Fn(&Path) -> Result<Lock, StoreDirError>,
+        lock: impl Fn(&Path) -> Result<Option<Lock>, StoreDirError>,
     ) -> Result<Self, StoreDirError> {
         let dir = &*expand_home(dir);
         let read = || Manifest::read(dir)?.ok_or_else(|| no_manifest(dir));
@@ -285,10 +295,11 @@ impl StoreDir {
         if manifest.state == State::Making {
             return Err(StoreDirError::half_made(dir));
         }
-        for (index, device) in manifest.devices.iter().enumerate() {
-            check(dir, index, device, lock.is_read_only())?;
+        let opened = Self { dir: dir.to_owned(), manifest, is_new: false, lock };
+        for (index, device) in opened.manifest.devices.iter().enumerate() {
+            check(dir, index, device, opened.is_read_only())?;
         }
-        Ok(Self { dir: dir.to_owned(), manifest, is_new: false, lock })
+        Ok(opened)
     }
 
     /// Returns true when its devices were formatted; if not, [`StoreDir::create`] has just made it.
@@ -297,10 +308,11 @@ impl StoreDir {
         self.manifest.state == State::Ready
     }
 
-    /// Returns true when the file system takes no writes ([`StoreDir::open_to_read`]).
+    /// Returns true when nothing is written: the file system takes no writes
+    /// ([`StoreDir::open_to_read`]), or another process does that ([`StoreDir::open_beside`]).
     #[must_use]
     pub fn is_read_only(&self) -> bool {
-        self.lock.is_read_only()
+        self.lock.as_ref().is_none_or(Lock::is_read_only)
     }
 
     /// Returns true if its media are slower than their files.

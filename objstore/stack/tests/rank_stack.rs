@@ -360,3 +360,21 @@ fn neighbours_in_a_file_are_read_with_large_commands() {
     }
     stack.close().unwrap();
 }
+
+#[test]
+fn devices_are_opened_to_be_read_beside_their_process() {
+    let place = temporary();
+    let dir = place.path().join("store");
+    let ranks = Ranks::prepare(&dir, &options(), &clock()).unwrap();
+    let _writer = open(&ranks, 0).unwrap();
+    assert!(ranks.devices_beside(0).unwrap().is_read_only());
+    assert_eq!(ranks.devices(0).unwrap_err().kind(), ErrorKind::Locked);
+    let manifest = dir.join("store.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    let drive = r#"{"address":"vfio:0000:65:00.0","serial":"S1","nsid":1}"#;
+    let text = text.replacen('{', &format!(r#"{{"drives":[{drive},{drive}],"#), 1);
+    std::fs::write(&manifest, text).unwrap();
+    let error = Ranks::open(&dir).unwrap().devices_beside(0).unwrap_err();
+    assert!(error.to_string().contains("or use a server"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}

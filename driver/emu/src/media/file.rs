@@ -59,6 +59,7 @@ pub struct FileOptions {
     /// Otherwise a later write may find the disk full.
     pub keep_space: bool,
     /// Opens the file for reading only: writes fail, and a read-only file system is no obstacle.
+    /// It is not locked, so that it can be read beside the process that writes to it.
     pub read_only: bool,
     /// Operations in the kernel at a time; more are queued.
     pub depth: u32,
@@ -127,7 +128,7 @@ const WRITES_MAX: u64 = 32 << 20;
 
 impl FileMedia {
     /// Opens the file at `path`, created and extended to `bytes` if necessary (0: it must exist,
-    /// and its length is used). Only one medium may use it at a time.
+    /// and its length is used). Only one medium may write to it at a time.
     ///
     /// A block device is used like a file. It is opened exclusively: one with a mounted file
     /// system, or in use by another driver, is refused.
@@ -137,9 +138,12 @@ impl FileMedia {
     /// `io_uring` (unless that is forbidden). Fails for a block device smaller than `bytes`.
     pub fn open(path: &Path, bytes: u64, options: FileOptions) -> io::Result<Self> {
         let file = open(path, bytes > 0, options)?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-            explain(path, "locking it", error, "is another controller using it?")
-        })?;
+        if !options.read_only {
+            let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+            locked.map_err(|error| {
+                explain(path, "locking it", error, "is another controller using it?")
+            })?;
+        }
         let capacity = capacity(&file, path, bytes)?;
         let limits = limits(&file, path, options.direct)?;
         Self::over(Arc::new(file), path, capacity, limits, options)

@@ -486,6 +486,21 @@ fn files_take_more_than_the_kernel_does_and_end_on_drop() {
 }
 
 #[test]
+fn a_file_is_read_beside_the_medium_that_writes_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("medium");
+    let options = FileOptions { direct: false, ..FileOptions::default() };
+    let mut writer = Rig::new(FileMedia::open(&path, CAPACITY, options).unwrap());
+    let open = || FileMedia::open(&path, 0, FileOptions { read_only: true, ..options }).unwrap();
+    for (byte, mut reader) in [(1, Rig::new(open())), (2, Rig::new(open()))] {
+        writer.write(512, &[byte; 512], true).unwrap();
+        assert_eq!(reader.read(512, 512).unwrap(), [byte; 512]);
+        reader.write(512, &[9; 512], true).unwrap_err();
+        assert_eq!(writer.read(512, 512).unwrap(), [byte; 512]);
+    }
+}
+
+#[test]
 fn cancel_ends_everything_in_flight() {
     let (_dir, file) = file(false);
     let sim = SimMedia::new(MemoryMedia::new(CAPACITY).unwrap(), SimOptions::default());
