@@ -285,6 +285,7 @@ class ServedPlane(_Context):
         engine: str,
         ranks: int = 1,
         rank: int = 0,
+        copy: int = 0,
     ) -> ServedPlane: ...
     def __enter__(self) -> ServedPlane: ...
     @property

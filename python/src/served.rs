@@ -118,7 +118,7 @@ impl ServedCatalog {
         ranks: u32,
     ) -> PyResult<Self> {
         events::start(py)?;
-        let (shape, member) = (shape.check()?, Member { engine, ranks, rank: None });
+        let (shape, member) = (shape.check()?, Member { engine, ranks, rank: None, copy: 0 });
         let client = py.detach(|| Client::join(socket, shape, Some(member), None)).or_raise()?;
         let (found, reserved) = (Mutex::default(), Mutex::default());
         let scheduler = Scheduler { client, found, reserved };
@@ -340,7 +340,8 @@ impl ServedCatalog {
 /// Connects to the server's socket. pool: memory that the server shares, with its file (see
 /// SharedMemory), whose objects are whole pages; or memory of a GPU, which the server maps and has
 /// to reach: one allocation of cudaMalloc. engine, ranks: same as for ServedCatalog. rank: the
-/// number of this rank.
+/// number of this rank. copy: that of this client, if several of a rank load the same blocks; one
+/// of them stores them.
 ///
 /// While the server is away, begin_load() and begin_store() raise LostError, and end() reports that
 /// jobs failed: blocks that were being loaded are zeros then, or undefined on a GPU, and no
@@ -427,7 +428,8 @@ impl ServedPlane {
 #[pymethods]
 impl ServedPlane {
     #[new]
-    #[pyo3(signature = (socket, shape, pool, *, engine, ranks = 1, rank = 0))]
+    #[pyo3(signature = (socket, shape, pool, *, engine, ranks = 1, rank = 0, copy = 0))]
+    #[expect(clippy::too_many_arguments, reason = "most are keywords")]
     fn new(
         py: Python<'_>,
         socket: PathBuf,
@@ -436,11 +438,12 @@ impl ServedPlane {
         engine: String,
         ranks: u32,
         rank: u32,
+        copy: u32,
     ) -> PyResult<Self> {
         events::start(py)?;
         let (shape, pool) = (shape.check()?, pool.shared()?);
         let placement = format!("the server at {}", socket.display());
-        let member = Some(Member { engine, ranks, rank: Some(rank) });
+        let member = Some(Member { engine, ranks, rank: Some(rank), copy });
         let client = py.detach(|| pool.join(socket, shape, member));
         let (client, jobs, lost) = (client.or_raise()?, Mutex::default(), Mutex::default());
         let rank = Own::new(RwLock::new(Some(Rank { client, jobs, lost })));

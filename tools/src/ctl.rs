@@ -378,7 +378,12 @@ fn status_text(status: &Status) -> String {
         let part = match member {
             None => String::new(),
             Some(Member { engine, rank: None, .. }) => format!(", scheduler of {engine}"),
-            Some(Member { engine, rank: Some(rank), .. }) => format!(", rank {rank} of {engine}"),
+            Some(Member { engine, rank: Some(rank), copy: 0, .. }) => {
+                format!(", rank {rank} of {engine}")
+            }
+            Some(Member { engine, rank: Some(rank), copy, .. }) => {
+                format!(", copy {copy} of rank {rank} of {engine}")
+            }
         };
         lines.push(format!(
             "client {pid} of user {uid}{part}: pool of {pool}, {requests} requests, {prefixes} \

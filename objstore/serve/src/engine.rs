@@ -39,7 +39,7 @@ pub(crate) type EngineKey = (u32, String);
 #[derive(Debug)]
 pub(crate) struct Joined {
     pub(crate) engine: Arc<Engine>,
-    pub(crate) parts: BTreeSet<Option<u32>>,
+    pub(crate) parts: BTreeSet<(Option<u32>, u32)>,
 }
 
 impl Joined {
@@ -50,20 +50,21 @@ impl Joined {
             let why = format!("engine {} has {found} ranks, and {given} were given", member.engine);
             return Err(Refusal::new(RefusalKind::Argument, why));
         }
-        Ok(self.parts.insert(member.rank).then(|| self.engine.clone()))
+        Ok(self.parts.insert((member.rank, member.copy)).then(|| self.engine.clone()))
     }
 }
 
 /// Checks what a client says about its engine.
 pub(crate) fn check(member: &Member) -> Result<(), Refusal> {
-    let Member { engine, ranks, rank } = member;
+    let Member { engine, ranks, rank, copy } = member;
     let is_named = (1..=NAME_BYTES_MAX).contains(&engine.len());
-    if is_named && (1..=RANKS_MAX).contains(ranks) && rank.is_none_or(|rank| rank < *ranks) {
+    let is_part = rank.map_or(*copy == 0, |rank| rank < *ranks && *copy < RANKS_MAX);
+    if is_named && (1..=RANKS_MAX).contains(ranks) && is_part {
         return Ok(());
     }
     let why = format!(
-        "an engine's name has 1 to {NAME_BYTES_MAX} bytes, and it has 1 to {RANKS_MAX} ranks; \
-         {} bytes, {ranks} ranks and rank {rank:?} were given",
+        "an engine's name has 1 to {NAME_BYTES_MAX} bytes, and it has 1 to {RANKS_MAX} ranks, each \
+         of as many copies; {} bytes, {ranks} ranks, rank {rank:?} and copy {copy} were given",
         engine.len()
     );
     Err(Refusal::new(RefusalKind::Argument, why))

@@ -29,7 +29,7 @@ use serde::{
 use crate::error::RefusalKind;
 
 /// Version of the messages. Client and server must have the same.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Bytes of a message, at most: fewer keys than a place has positions.
 pub const MESSAGE_BYTES_MAX: usize = 2 << 20;
 
@@ -323,6 +323,8 @@ pub struct Member {
     pub ranks: u32,
     /// The client's rank; `None`: the engine's scheduler, which has no pool.
     pub rank: Option<u32>,
+    /// Number of the client among those of its rank, which load the same blocks.
+    pub copy: u32,
 }
 
 /// Result of a request.

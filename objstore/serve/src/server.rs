@@ -489,8 +489,12 @@ impl Connection<'_> {
             }
             thread::sleep(REPLACE_PAUSE);
         }
-        let Member { engine, rank, .. } = member;
-        let part = rank.map_or_else(|| "a scheduler".to_owned(), |rank| format!("a rank {rank}"));
+        let Member { engine, rank, copy, .. } = member;
+        let part = match (rank, copy) {
+            (None, _) => "a scheduler".to_owned(),
+            (Some(rank), 0) => format!("a rank {rank}"),
+            (Some(rank), copy) => format!("a copy {copy} of rank {rank}"),
+        };
         let why = format!("engine {engine} has {part} already; give each engine its own name");
         Err(Refusal::new(RefusalKind::Limit, why))
     }
@@ -499,7 +503,7 @@ impl Connection<'_> {
         let Some(member) = member else { return };
         let (mut state, key) = (lock(&self.shared.state), self.key(member));
         if let Some(joined) = state.engines.get_mut(&key) {
-            joined.parts.remove(&member.rank);
+            joined.parts.remove(&(member.rank, member.copy));
             if joined.parts.is_empty() {
                 state.engines.remove(&key);
             }

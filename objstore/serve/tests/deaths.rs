@@ -159,7 +159,7 @@ fn saver() -> Result<(Request, Reservation, Request), ServeError> {
     let file = memfd_create("rank", MemfdFlags::ALLOW_SEALING).expect("memory");
     ftruncate(&file, SHAPE.block_bytes() * 16).expect("memory");
     fcntl_add_seals(&file, SealFlags::SHRINK).expect("memory");
-    let part = |rank| Some(Member { engine: "engine".to_owned(), ranks: 1, rank });
+    let part = |rank| Some(Member { engine: "engine".to_owned(), ranks: 1, rank, copy: 0 });
     let pool = Some((PoolLayout::contiguous(&SHAPE, 16), file));
     let rank = Client::join(path.clone(), SHAPE, part(Some(0)), pool)?;
     let scheduler = Client::join(path, SHAPE, part(None), None)?;

@@ -49,7 +49,18 @@ fn join(
     rank: Option<u32>,
     pool: Option<(PoolLayout, OwnedFd)>,
 ) -> Result<Client, ServeError> {
-    let member = Member { engine: engine.to_owned(), ranks, rank };
+    join_copy(rig, engine, ranks, (rank, 0), pool)
+}
+
+/// The same, as a copy of a rank.
+fn join_copy(
+    rig: &Rig,
+    engine: &str,
+    ranks: u32,
+    (rank, copy): (Option<u32>, u32),
+    pool: Option<(PoolLayout, OwnedFd)>,
+) -> Result<Client, ServeError> {
+    let member = Member { engine: engine.to_owned(), ranks, rank, copy };
     Client::join(rig.socket(), SHAPE, Some(member), pool)
 }
 
@@ -207,6 +218,41 @@ fn engines_share_blocks_of_all_ranks() {
         assert_eq!((status.files_writing, status.files_referenced), (0, 0));
         assert_eq!(status.refused_calls, 0, "ends are said once");
     }
+    rig.close();
+}
+
+#[test]
+fn copies_of_a_rank_load_what_one_has_stored() {
+    let rig = rig();
+    let mut engine = Engine::new(&rig, "engine", 1);
+    let other = Engine::new(&rig, "other", 1);
+    let copy = |number| {
+        let (file, layout) = memory();
+        let own = file.try_clone().unwrap();
+        let part = (Some(0), number);
+        join_copy(&rig, "engine", 1, part, Some((layout, file))).map(|client| (client, own))
+    };
+    let keys = keys(0..4);
+    engine.store(&keys);
+    engine.ranks.push(copy(1).unwrap());
+    engine.ranks.push(copy(2).unwrap());
+    let found = engine.scheduler.lookup(engine.space, &keys).unwrap();
+    for client in 0..3 {
+        assert_eq!(engine.go(client, Direction::Read, &found.places()), None);
+        for (block, key) in blocks(0, found.len()).iter().zip(&keys) {
+            assert!(engine.get(client, *block) == bytes(*key, 0), "wrong bytes");
+        }
+    }
+    // Others find them, too: they are those of a rank by itself.
+    assert_eq!(other.load(&keys), 4);
+    for (number, expected) in [(2, RefusalKind::Limit), (64, RefusalKind::Argument)] {
+        let refused = copy(number).unwrap_err();
+        assert!(number != 2 || refused.to_string().contains("has a copy 2 of rank 0 already"));
+        assert_eq!(kind(refused), expected);
+    }
+    let scheduler = join_copy(&rig, "engine", 1, (None, 1), None);
+    assert_eq!(kind(scheduler.unwrap_err()), RefusalKind::Argument);
+    drop((found, engine, other));
     rig.close();
 }
 

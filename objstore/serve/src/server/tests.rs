@@ -512,7 +512,7 @@ fn a_lookup_is_cut_to_the_memory_that_is_left() {
 fn numbers_of_another_user_stand_for_nothing() {
     let dir = TempDir::new().unwrap();
     let hall = Hall::open(&dir, UserLimits::default());
-    let member = |rank| Member { engine: "engine".to_owned(), ranks: 1, rank: Some(rank) };
+    let member = |rank| Member { engine: "engine".to_owned(), ranks: 1, rank: Some(rank), copy: 0 };
     let alice = hall.greet(ALICE, None, Some(member(0))).unwrap();
     // The same engine and rank of another user is another engine.
     let bob = hall.greet(BOB, None, Some(member(0))).unwrap();
