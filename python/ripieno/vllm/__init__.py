@@ -36,7 +36,7 @@ import ripieno
 
 from .groups import Groups
 from .identity import namespace_of
-from .layout import check, layout_for, required_layout
+from .layout import check, copies_of, layout_for, required_layout
 from .metrics import PromMetrics, Stats
 from .options import Options
 from .place import place_of
@@ -87,6 +87,8 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
             self.load_async = check(vllm_config, kv_cache_config, self.options)
             self.groups = Groups(kv_cache_config, parallel)
             self.layout = layout_for(vllm_config, kv_cache_config)
+            self.copies = copies_of(vllm_config, kv_cache_config, self.options)
+            """Workers that have the same KV cache."""
         except ValueError as error:
             raise ValueError(f"RipienoConnector: {error}") from error
         events = vllm_config.kv_events_config
@@ -106,12 +108,15 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
         rows, page = len(self.layout.rows), self.layout.page
         self.shape = ripieno.Shape(rows, 1, page, self.groups.tokens)
         self.world: int = parallel.world_size
+        """Number of workers."""
+        self.ranks = self.world // self.copies
+        """Those of the store, each of which has a part of a block."""
         # The name holds all parameters of the files' layout. The namespace holds the rest.
         layers = rows
         if parallel.pipeline_parallel_size > 1:
             # With its own number, a rank that has others would make another store.
             layers = vllm_config.model_config.get_total_num_hidden_layers()
-        name = f"tp{self.world}-layers{layers}-page{page}"
+        name = f"tp{self.ranks}-layers{layers}-page{page}"
         name += f"-block{self.groups.tokens}"
         if parallel.pipeline_parallel_size > 1:
             name += f"-pp{parallel.pipeline_parallel_size}"

@@ -25,7 +25,7 @@ from vllm import envs
 
 import ripieno
 
-from .layout import layout_of
+from .layout import copies_of, layout_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -82,6 +82,10 @@ ENVIRONMENT = (
 )
 """Variables that are in no configuration: quantization, and the order in a block."""
 
+REWRITTEN = ("deepseek_yarn", "deepseek_llama_scaling")
+"""RoPE types that the classes of DeepSeek's models write into the model's configuration, which is
+the scheduler's if that has the only worker. They follow from its other fields."""
+
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 CODE = ".py"
 """Of a model that has code of its own."""
@@ -111,7 +115,13 @@ def namespace_of(
         # A key has the number of its group.
         specs = [[plain(group.kv_cache_spec), group.layer_names] for group in groups]
         layout["groups"] = hashlib.sha256(_json(specs)).hexdigest()
-    known: list[Any] = [vllm.__version__, options.weights_id, described(vllm_config)]
+    config = described(vllm_config)
+    if copies_of(vllm_config, kv_cache_config, options) > 1:
+        # Latents are the same with any number of ranks.
+        config["parallel_config"]["tensor_parallel_size"] = 1
+        if "speculative_config" in config:
+            config["speculative_config"]["draft_tensor_parallel_size"] = 1
+    known: list[Any] = [vllm.__version__, options.weights_id, config]
     if variables := {it: plain(getattr(envs, it, None)) for it in ENVIRONMENT if it in os.environ}:
         known.append(variables)
     if model and vllm_config.load_config.load_format == "dummy":
@@ -219,7 +229,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in _as_read(value).items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     if isinstance(value, set | frozenset):
@@ -234,6 +244,15 @@ def plain(value: Any) -> Any:
     # The name, without an address.
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def _as_read(config: dict[Any, Any]) -> dict[Any, Any]:
+    """Returns a model's configuration as it was before its class was made."""
+    rope, kind = config.get("rope_parameters"), str(config.get("model_type"))
+    is_rewritten = isinstance(rope, dict) and rope.get("rope_type") in REWRITTEN
+    if is_rewritten and kind.startswith(("deepseek", "kimi")):
+        return config | {"rope_parameters": rope | {"rope_type": "yarn"}}
+    return config
 
 
 def _json(value: Any) -> bytes:

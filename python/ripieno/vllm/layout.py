@@ -11,7 +11,13 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import MambaSpec, group_kernel_blocks
+from vllm.v1.kv_cache_interface import (
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    group_kernel_blocks,
+    iter_layer_specs,
+)
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import ripieno
@@ -199,6 +205,31 @@ def engines_of(parallel: ParallelConfig, options: Options) -> int:
         )
     size: int = parallel.data_parallel_size
     return options.engines or size
+
+
+def copies_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> int:
+    """Returns how many successive ranks have the same KV cache, which the first of them stores for
+    all: those of tensor parallelism, if all layers have latents (MLA). Raises ValueError if
+    scheduler and workers might disagree."""
+    parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
+    ranks: int = parallel.tensor_parallel_size
+    # Ranks of context parallelism have other tokens each, and a drive belongs to one process.
+    if ranks == 1 or parallel.decode_context_parallel_size > 1 or options.has_drives:
+        return 1
+    draft = speculative and speculative.draft_model_config
+    if not all(model.use_mla for model in (vllm_config.model_config, draft) if model):
+        return 1
+    kinds = [
+        {isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec) for spec in iter_layer_specs(each)}
+        for each in (group.kv_cache_spec for group in kv_cache_config.kv_cache_groups)
+    ]
+    if any(len(kind) > 1 for kind in kinds):
+        # The scheduler knows one layer of a group.
+        raise ValueError(
+            "a KV cache group has layers of latents, which all ranks have, and others, of which each "
+            "has a part; use --tensor-parallel-size 1, or serve this model without the connector"
+        )
+    return ranks if kinds == [{True}] * len(kinds) else 1
 
 
 def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> bool:

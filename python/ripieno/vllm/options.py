@@ -58,6 +58,11 @@ class Options(StoreOptions):
         return parse_size(self.store.get("dram", 0)) > 0
 
     @property
+    def has_drives(self) -> bool:
+        """True if the store is on drives instead of files."""
+        return not str(self.store.get("devices") or 1).isdecimal()
+
+    @property
     def is_paced(self) -> bool:
         """True if the plane decides when layers start; by default with host memory."""
         return str(self.store.get("pacing", self.has_dram)).lower() == "true"

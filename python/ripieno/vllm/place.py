@@ -79,6 +79,11 @@ class Place(Protocol):
         """Has the stream wait for a layer; without a stream, the call waits."""
         self.plane.wait(job, layer)
 
+    def forget(self, files: list[int]) -> None:
+        """Drops files from the plane's host memory: another worker has stored other blocks in
+        them."""
+        return
+
     def leave(self, rank: int, reports: Reports) -> None:
         """Leaves a worker's last reports for the scheduler, before the plane is closed."""
         return
@@ -108,7 +113,7 @@ class OwnStore(Place):
             return ripieno.prepare(
                 self.path,
                 connector.shape,
-                ranks=connector.world,
+                ranks=connector.ranks,
                 capacity=bytes,
                 **options.store,
             )
@@ -136,11 +141,12 @@ class OwnStore(Place):
 
     def open_plane(self, rank: int, caches: Caches) -> tuple[list[torch.Tensor], ripieno.Pool]:
         options, world = self.connector.options, self.connector.world
+        part, copy = divmod(rank, self.connector.copies)
         move_to_pages(self.connector, any_of(caches))
         pages, pool = register(self.connector, caches)
         first = self.connector._vllm_config.parallel_config.data_parallel_index * world
-        given = options.plane(first + rank)
-        plane = ripieno.Plane(self.path, self.ranks[rank], self.connector.shape, pool, **given)
+        given = options.plane(first + rank) | {"copies": self.connector.copies, "copy": copy}
+        plane = ripieno.Plane(self.path, self.ranks[part], self.connector.shape, pool, **given)
         self.plane = self.own = plane
         self.is_paced = options.is_paced
         self.paced = plane if options.is_paced else None
@@ -149,6 +155,9 @@ class OwnStore(Place):
     def join(self, job: int, layer: int, stream: Stream) -> None:
         wait = self.own.join if stream else self.own.wait
         wait(job, layer, *stream)
+
+    def forget(self, files: list[int]) -> None:
+        self.own.forget(files)
 
     def leave(self, rank: int, reports: Reports) -> None:
         try:
@@ -172,7 +181,7 @@ class ServedStore(Place):
         self.asks_at = 0.0
 
     def open_catalog(self) -> Catalog:
-        engine, ranks, shape = self.connector.engine, self.connector.world, self.connector.shape
+        engine, ranks, shape = self.connector.engine, self.connector.ranks, self.connector.shape
         self.catalog = ripieno.ServedCatalog(self.path, shape, engine=engine, ranks=ranks)
         return self.catalog
 
@@ -201,7 +210,7 @@ class ServedStore(Place):
 
     def last_reports(self, saves: Iterable[int]) -> Reports | None:
         # The server knows which of them the ranks have stored.
-        ranks = range(self.connector.world)
+        ranks = range(self.connector.ranks)
         return Reports(written={job: dict.fromkeys(ranks, b"") for job in saves})
 
     def open_plane(self, rank: int, caches: Caches) -> tuple[list[torch.Tensor], ripieno.Pool]:
@@ -211,7 +220,8 @@ class ServedStore(Place):
         pages, pool = register(self.connector, caches)
         if shared:
             pool = replace(pool, file=shared.file)
-        part = {"ranks": self.connector.world, "rank": rank}
+        number, copy = divmod(rank, self.connector.copies)
+        part = {"ranks": self.connector.ranks, "rank": number, "copy": copy}
         engine = self.connector.engine
         self.plane = ripieno.ServedPlane(self.path, shape, pool, engine=engine, **part)
         self.is_paced = self.plane.is_paced

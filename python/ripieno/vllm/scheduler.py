@@ -141,6 +141,7 @@ class Scheduler:
         """Tokens of a unit: of a block, in all groups but those of smaller blocks."""
         self.load_async = connector.load_async
         self.options, self.world, self.cache = options, connector.world, connector
+        self.ranks = connector.ranks
         self.backlog_max = max(1, int(options.save_backlog * connector.blocks))
         transfer = connector._vllm_config.kv_transfer_config
         self.loads_any, self.stores_any = transfer.is_kv_consumer, transfer.is_kv_producer
@@ -291,7 +292,7 @@ class Scheduler:
                 places = self.lookup.hit(request, 0, space)[1]
                 keys = self.groups.keys(request, places)
                 if files := self.place.files(space, keys):
-                    checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
+                    checksums = [self.catalog.checksums(files, r) for r in range(self.ranks)]
                     self.numbers += 1
                     if name in self.announced:
                         tasks.withdrawn.append((self.announced[name], False))
@@ -412,7 +413,7 @@ class Scheduler:
             # sliding window are vLLM's null block.
             files = [file for file, block in zip(plan.found.files, blocks, strict=False) if block]
             blocks = [block for block in blocks if block]
-            checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
+            checksums = [self.catalog.checksums(files, r) for r in range(self.ranks)]
             about = self.load_async, plan.tokens, plan.trace
             job = Job(self.jobs, name, files, blocks, checksums, *about, adapter=plan.adapter)
             tasks.loads.append(job)

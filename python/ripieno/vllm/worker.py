@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -71,6 +71,12 @@ class Worker:
     def __init__(self, connector: RipienoConnector, kv_caches: Caches) -> None:
         self.place, self.options = connector.place, connector.options
         self.rank: int = connector._vllm_config.parallel_config.rank
+        self.part, self.copy = divmod(self.rank, connector.copies)
+        """Number of the rank in the store, and among those that have the same KV cache: the first
+        stores it."""
+        self.rewritten: set[int] = set()
+        """Files that the first one writes, until they are used here: this host memory may have what
+        was in them before."""
         self.block_bytes = connector.shape.rows * connector.shape.object_bytes
         self.world = connector.world
         self.is_hybrid = connector.groups.is_hybrid
@@ -105,12 +111,13 @@ class Worker:
         self.dead: str | None = None
         self.quiet_until = 0.0
         logger.info(
-            "ripieno: rank %d: %d rows of %d blocks of %d bytes%s; route: %s",
+            "ripieno: rank %d: %d rows of %d blocks of %d bytes%s%s; route: %s",
             self.rank,
             len(self.rows),
             pool.blocks,
             connector.shape.object_bytes,
             ", copied by the CPU" if self.plane.is_bounced else "",
+            f", stored by rank {self.rank - self.copy}" if self.copy else "",
             self.plane.placement,
         )
 
@@ -176,8 +183,11 @@ class Worker:
         self._begin_step()
         if self.times:
             self.times.begin(tasks.computes)
-        self.saver.begin_step(tasks.saves, tasks.reused)
-        self._clear_unwritten(tasks.saves)
+        if self.copy and self.options.has_dram:
+            self.rewritten.update(file for save in tasks.saves for file in save.files)
+        saves = [] if self.copy else tasks.saves
+        self.saver.begin_step(saves, tasks.reused)
+        self._clear_unwritten(saves)
         if self.step_times:
             self.step_times.begin(0 if tasks.loads else tasks.tokens)
 
@@ -204,6 +214,8 @@ class Worker:
         self.step_begun = now
         for number, _ in self.tasks.withdrawn:
             self.ahead.pop(number, None)
+        for ahead in self.tasks.ahead:
+            self._forget_rewritten(ahead.files)
         self.ahead |= {ahead.number: (ahead, self.step) for ahead in self.tasks.ahead}
         for number, (ahead, at) in self.ahead.items():
             if self.step >= at:
@@ -211,20 +223,28 @@ class Worker:
                 # the duration of a step is not known yet.
                 again = self.step + (ahead.steps if self.step > 1 else 1)
                 self.ahead[number] = ahead, again
-                checksums = ahead.checksums[self.rank]
+                checksums = ahead.checksums[self.part]
                 self._attempt(self.paced.announce, number, ahead.files, checksums, ahead.steps)
+
+    def _forget_rewritten(self, files: Iterable[int]) -> None:
+        """Drops what was in stored files before. Not when they are written: they might be read ahead
+        after that, for a request that was announced with them."""
+        if rewritten := self.rewritten.intersection(files):
+            self.rewritten -= rewritten
+            self._attempt(self.place.forget, sorted(rewritten))
 
     def start_loads(self, has_hooks: bool) -> None:
         """Starts all loads, layer by layer: the first layers of all requests come first."""
         begun, self.waited, self.wait_seconds = [], set(), 0.0
         for task in self.tasks.loads:
+            self._forget_rewritten(task.files)
             try:
                 if self.adapters and is_other(task.adapter, self.adapters.digests):
                     raise ripieno.StaleError("the files of its adapter are not those vLLM has read")
                 job = self.plane.begin_load(
                     task.files,
                     task.blocks[: len(task.files)],
-                    task.checksums[self.rank],
+                    task.checksums[self.part],
                     request=task.id,
                     step=None if task.is_async else self.step,
                 )
@@ -334,10 +354,10 @@ class Worker:
         if good == 0 or self.dead or self.is_hybrid:
             return 0
         # After a failure no further layer was started: these blocks are read again.
-        rows = len(task.checksums[self.rank]) // len(task.files)
+        rows = len(task.checksums[self.part]) // len(task.files)
         try:
             job = self.plane.begin_load(
-                task.files[:good], task.blocks[:good], task.checksums[self.rank][: good * rows]
+                task.files[:good], task.blocks[:good], task.checksums[self.part][: good * rows]
             )
         except ripieno.Error:
             return 0
@@ -447,7 +467,7 @@ class Worker:
                 self.stats.count("stored_bytes", saved.blocks * self.block_bytes)
             elif not self.saver.dropping:
                 self._warn(f"{saved.blocks} blocks were not stored: {saved.error}")
-            self.reports.written.setdefault(saved.id, {})[self.rank] = saved.checksums
+            self.reports.written.setdefault(saved.id, {})[self.part] = saved.checksums
         if self.saver.dead:
             self._fail_permanently(self.saver.dead)
 

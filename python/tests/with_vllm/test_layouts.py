@@ -193,6 +193,7 @@ def step(model, layout, memory):
             layout=layout,
             shape=ripieno.Shape(len(pages), 1, layout.page, 64),
             world=1,
+            copies=1,
             groups=of(is_hybrid=False),
             layers=layout.layers,
             computed=layout.computed,

@@ -315,7 +315,7 @@ def test_a_server_gets_the_kv_cache_where_it_is(monkeypatch, device):
     shared = types.SimpleNamespace(file=7)
     if device == "cpu":
         monkeypatch.setattr(place, "move_to_shared", lambda connector, cache: shared)
-    connector = types.SimpleNamespace(shape="shape", world=1, engine="engine")
+    connector = types.SimpleNamespace(shape="shape", ranks=1, copies=1, engine="engine")
     cache = types.SimpleNamespace(is_cuda=device == "cuda:0", device=torch.device(device))
     store = place.ServedStore(connector, "socket")
     if device == "xpu:0":
