@@ -249,9 +249,9 @@ def plain(value: Any) -> Any:
 def _as_read(config: dict[Any, Any]) -> dict[Any, Any]:
     """Returns a model's configuration as it was before its class was made."""
     rope, kind = config.get("rope_parameters"), str(config.get("model_type"))
-    is_rewritten = isinstance(rope, dict) and rope.get("rope_type") in REWRITTEN
-    if is_rewritten and kind.startswith(("deepseek", "kimi")):
-        return config | {"rope_parameters": rope | {"rope_type": "yarn"}}
+    if isinstance(rope, dict) and kind.startswith(("deepseek", "kimi")):
+        if rope.get("rope_type") in REWRITTEN:
+            return config | {"rope_parameters": rope | {"rope_type": "yarn"}}
     return config
 
 
