@@ -393,6 +393,7 @@ ARGUMENTS = {
         "end_step": (1, 1.0),
         "hurry": (0,),
         "announce": (0, [0]),
+        "forget": ([],),
         "withdraw": (0, True),
         "start": (0, 0),
         "join": (0, 0, 0),
