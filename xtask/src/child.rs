@@ -45,26 +45,18 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command, and returns what it printed.
+/// Runs a command, and returns what it printed on stdout, as text.
 ///
 /// # Errors
 /// Fails if the program cannot be run or does not succeed, with what it printed on stderr.
-pub fn output(command: &mut Command) -> Result<Output> {
+pub fn text(command: &mut Command) -> Result<String> {
     let line = shown(command);
     let output = command.output().with_context(|| format!("cannot run `{line}`"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("`{line}` failed ({}):\n{}", output.status, said.trim());
     }
-    Ok(output)
-}
-
-/// Returns what the command printed on stdout, as text.
-///
-/// # Errors
-/// Like [`output`].
-pub fn text(command: &mut Command) -> Result<String> {
-    Ok(String::from_utf8_lossy(&output(command)?.stdout).into_owned())
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Prints a command, runs it, and returns what it printed.

@@ -1,18 +1,15 @@
 //! One module per command.
 
 pub mod abi;
-pub mod bench;
 pub mod book;
 pub mod c;
 pub mod ci;
 pub mod coverage;
 pub mod cpu;
-pub mod crash;
 pub mod documented;
 pub mod engine;
 pub mod gpu;
 pub mod lint;
-pub mod loom;
 pub mod mutants;
 pub mod package;
 pub mod peers;

@@ -32,10 +32,12 @@ mod vm;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use crate::child::SaidNo;
 use crate::deadline::Deadline;
+use crate::step::Step;
 
 /// Some step failed; the table says which.
 const EXIT_STEP_FAILED: u8 = 1;
@@ -154,12 +156,20 @@ enum Command {
     /// Run one benchmark
     ///
     /// Without a name, the benchmark program lists what it has.
-    Bench(command::bench::BenchArgs),
+    Bench {
+        /// The benchmark's name, then its own arguments
+        #[arg(value_name = "NAME [ARGS]", trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Cut the power of a store at random points, and check what is left
     ///
     /// The real store, journal, rings, I/O kernel, driver and software controllers, on one thread
     /// and in virtual time: a seed gives the same history on every machine.
-    Crash(command::crash::CrashArgs),
+    Crash {
+        /// Arguments of the harness: --seeds A..B, --lies, --first, --json (see --help)
+        #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
 }
 
 /// Flags of all commands that run a list of steps.
@@ -185,7 +195,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => command::ci::run(&args),
         Command::Lint(args) => command::lint::run(args),
         Command::Test(args) => command::test::run(args),
-        Command::Loom(args) => command::loom::run(args),
+        Command::Loom(args) => report::run_all(vec![command::test::loom()], args),
         Command::Abi(args) => command::abi::run(&args),
         Command::Book => command::book::run(),
         Command::Documented => command::documented::run(),
@@ -201,13 +211,19 @@ fn main() -> ExitCode {
         Command::Sanitize(args) => command::sanitize::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),
         Command::Mutants(args) => command::mutants::run(&args),
-        Command::Bench(args) => command::bench::run(&args),
-        Command::Crash(args) => command::crash::run(&args),
+        Command::Bench { args } => release("ripieno-bench", &args),
+        Command::Crash { args } => release("ripieno-crash", &args),
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
         ExitCode::from(if error.is::<SaidNo>() { EXIT_STEP_FAILED } else { EXIT_MACHINE })
     })
+}
+
+/// Runs the program of a package, built for release.
+fn release(package: &str, args: &[String]) -> Result<ExitCode> {
+    needs::satisfy(&["cxx"])?;
+    Step::cargo(package, &format!("run --release --package {package} --")).args(args).run_alone()
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ mod sources;
 
 use anyhow::Result;
 
-pub use report::{Checked, ModuleReport, Report, Target};
+pub use report::{Checked, Report, Target};
 
 use checks::Check;
 use compile::{Kernel, Source};
@@ -76,20 +76,19 @@ const MODULES: &[Module] = &[
 ///
 /// # Errors
 /// Fails if a tool is missing, or the source does not compile ([`crate::child::SaidNo`]).
-pub fn run(check_only: bool) -> Result<Report> {
+pub fn run(check_only: bool) -> Result<Vec<Report>> {
     let folder = folder::target("ptx");
     let toolkit = std::path::absolute(needs::package("ptx", "nvidia/cu13/bin")?)?;
     let root = folder::workspace();
-    let mut modules = Vec::new();
-    for module in MODULES {
+    let reports = MODULES.iter().map(|module| {
         let home = root.join(module.folder);
         let source = Source { toolkit: &toolkit, module, home: &home, folder: &folder };
-        modules.push(run_module(&source, check_only)?);
-    }
-    Ok(Report { modules })
+        run_module(&source, check_only)
+    });
+    reports.collect()
 }
 
-fn run_module(source: &Source<'_>, check_only: bool) -> Result<ModuleReport> {
+fn run_module(source: &Source<'_>, check_only: bool) -> Result<Report> {
     let module = source.module;
     let committed = source.compile(COMMITTED)?;
     let manifest = sources::manifest(source, &committed)?;
@@ -118,7 +117,7 @@ fn run_module(source: &Source<'_>, check_only: bool) -> Result<ModuleReport> {
         });
     }
     let source_hash = sources::hash_of(&manifest).to_owned();
-    Ok(ModuleReport { name: module.name, source_hash, stale, targets })
+    Ok(Report { name: module.name, source_hash, stale, targets })
 }
 
 impl Module {

@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::deadline::Deadline;
 use crate::step::{Outcome, Step, Verdict};
 use crate::tally::Tally;
-use crate::{EXIT_STEP_FAILED, RunArgs, folder, needs};
+use crate::{RunArgs, folder, needs};
 
 /// Installs the steps' needs, then runs all steps, even after a failure: one run shows all errors.
 /// Steps with unavailable needs are skipped.
@@ -32,7 +32,7 @@ pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
     eprint!("{}", table(&done, not_run, start.elapsed()));
     let total = total(done.iter().map(|(_, outcome)| outcome));
     println!("{total}");
-    Ok(if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+    Ok(total.exit_code())
 }
 
 /// A step that runs aside: its outcome, and all that it printed.

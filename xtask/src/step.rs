@@ -71,6 +71,13 @@ impl Step {
         Self::new(name, "cargo").args(args.split_whitespace()).needs(&["crates"])
     }
 
+    /// Returns a step of `cargo xtask` with `args`: a process of its own, so that a deadline ends
+    /// all that it has started.
+    pub fn xtask(args: &str, needs: &[&'static str]) -> Self {
+        let name = args.split(' ').next().unwrap_or(args);
+        Self::cargo(name, &format!("xtask {args}")).needs(needs)
+    }
+
     /// Returns true for a command of this program.
     pub fn is_xtask(&self) -> bool {
         self.args.first().is_some_and(|word| word == "xtask")

@@ -2,7 +2,10 @@
 
 use std::fmt;
 use std::ops::AddAssign;
+use std::process::ExitCode;
 use std::time::Duration;
+
+use crate::EXIT_STEP_FAILED;
 
 /// Numbers of tests, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +42,16 @@ impl Tally {
             }
         }
         tally
+    }
+
+    /// Counts a test.
+    pub fn count(&mut self, is_passed: bool) {
+        *(if is_passed { &mut self.passed } else { &mut self.failed }) += 1;
+    }
+
+    /// Returns the exit code of a command with these tests.
+    pub fn exit_code(self) -> ExitCode {
+        if self.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS }
     }
 
     /// Formats such a line, for a command that does not use libtest.

@@ -9,7 +9,6 @@ use anyhow::{Context, Result};
 use clap::Args;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::step::Step;
 use crate::{EXIT_STEP_FAILED, child, folder, needs};
 
 #[derive(Args)]
@@ -19,12 +18,7 @@ pub struct AbiArgs {
     check: bool,
 }
 
-const NEEDS: &[&str] = &["bindgen"];
-
-/// Returns the step of `cargo xtask ci`.
-pub fn step() -> Step {
-    Step::cargo("abi", "xtask abi --check").needs(NEEDS)
-}
+pub const NEEDS: &[&str] = &["bindgen"];
 
 /// Derives of every struct. `IntoBytes` proves that it has no padding.
 const DERIVES: &str = "PartialEq,Eq,zerocopy::FromBytes,zerocopy::IntoBytes,zerocopy::Immutable";

@@ -8,12 +8,7 @@ use crate::folder;
 use crate::needs;
 use crate::step::Step;
 
-const NEEDS: &[&str] = &["mdbook"];
-
-/// Returns the step of `cargo xtask ci`.
-pub fn step() -> Step {
-    Step::cargo("book", "xtask book").needs(NEEDS)
-}
+pub const NEEDS: &[&str] = &["mdbook"];
 
 pub fn run() -> Result<ExitCode> {
     needs::satisfy(NEEDS)?;

@@ -33,10 +33,10 @@ enum Action {
 }
 
 const NEEDS: &[&str] = &["cxx"];
-const CHECK_NEEDS: &[&str] = &["cxx", "pkg-config"];
+pub const CHECK_NEEDS: &[&str] = &["cxx", "pkg-config"];
 
 /// Needs of a part of the check, each with the variable that disables it; c.sh reads it as well.
-const PARTS: [(&str, &str); 2] =
+pub const PARTS: [(&str, &str); 2] =
     [("valgrind", "RIPIENO_SKIP_VALGRIND"), ("cmake", "RIPIENO_SKIP_CMAKE")];
 
 /// Version of the libraries: that of the workspace, which is also this program's.
@@ -44,12 +44,6 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The backend of NIXL, below a prefix. NIXL looks for this name in a folder.
 pub const NIXL_BACKEND: &str = "lib/nixl/libplugin_RIPIENO.so";
-
-/// Returns the step of `cargo xtask ci`. A test of ripieno-c compares the header.
-pub fn step() -> Step {
-    let step = Step::cargo("c", "xtask c check").needs(CHECK_NEEDS);
-    PARTS.into_iter().fold(step, |step, (need, off)| step.part_needs(need, off))
-}
 
 pub fn run(args: &CArgs) -> Result<ExitCode> {
     match &args.action {

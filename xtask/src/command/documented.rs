@@ -14,12 +14,11 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::needs;
 use crate::step::Step;
 use crate::tally::Tally;
-use crate::{EXIT_STEP_FAILED, folder};
+use crate::{folder, needs};
 
-const NEEDS: &[&str] = &["cxx"];
+pub const NEEDS: &[&str] = &["cxx"];
 
 /// First words of the shell's blocks. The others are configuration, source code and output.
 const PROGRAMS: &str = "cargo cat cc curl echo export head lmcache ln mkdir nvme-bind pip podman \
@@ -57,11 +56,6 @@ struct Block {
     script: String,
 }
 
-/// Returns the step of `cargo xtask ci`.
-pub fn step() -> Step {
-    Step::cargo("documented", "xtask documented").needs(NEEDS).tests_at_least(1)
-}
-
 pub fn run() -> Result<ExitCode> {
     needs::satisfy(NEEDS)?;
     Step::cargo("build", "build --release --bin ripieno").demand()?;
@@ -73,25 +67,20 @@ pub fn run() -> Result<ExitCode> {
         let place = make_place(&home)?;
         for Block { line, script } in blocks(&text) {
             let begin = Instant::now();
-            let verdict = match reason(&script) {
-                Some(why) => {
-                    tally.skipped += 1;
-                    format!("ignored, {why}")
-                }
-                None if run_block(&script, &place)? => {
-                    tally.passed += 1;
-                    format!("ok <{:.1}s>", begin.elapsed().as_secs_f64())
-                }
-                None => {
-                    tally.failed += 1;
-                    "FAILED".into()
-                }
+            let verdict = if let Some(why) = reason(&script) {
+                tally.skipped += 1;
+                format!("ignored, {why}")
+            } else {
+                let is_passed = run_block(&script, &place)?;
+                tally.count(is_passed);
+                let word = if is_passed { "ok" } else { "FAILED" };
+                format!("{word} <{:.1}s>", begin.elapsed().as_secs_f64())
             };
             println!("test {name}:{line} ... {verdict}");
         }
     }
     println!("{}", tally.line(start.elapsed()));
-    Ok(if tally.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+    Ok(tally.exit_code())
 }
 
 /// Returns README and the pages of docs/start, in order.

@@ -9,7 +9,6 @@ use clap::Args;
 
 use crate::command::{c, python};
 use crate::needs;
-use crate::step::Step;
 use crate::{EXIT_STEP_FAILED, folder};
 
 #[derive(Args)]
@@ -26,11 +25,6 @@ pub struct EngineArgs {
 }
 
 pub const NEEDS: &[&str] = &["cxx", "binutils", "numa", "vllm"];
-
-/// Returns the step of `cargo xtask ci`.
-pub fn step() -> Step {
-    Step::cargo("engine", "xtask engine").needs(NEEDS).tests_at_least(1)
-}
 
 pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     needs::satisfy(NEEDS)?;

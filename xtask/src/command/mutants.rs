@@ -18,7 +18,7 @@ use serde::Deserialize;
 use crate::deadline::Deadline;
 use crate::step::{Outcome, Step, Verdict};
 use crate::tally::Tally;
-use crate::{EXIT_STEP_FAILED, folder, needs};
+use crate::{folder, needs};
 
 #[derive(Args)]
 pub struct MutantsArgs {
@@ -46,8 +46,7 @@ pub fn run(args: &MutantsArgs) -> Result<ExitCode> {
     for group in groups.filter(|group| !group.is_empty()) {
         eprintln!("\n==> [{} to {} of {count}]", rows.len() + 1, rows.len() + group.len());
         for (Mutant { area, name, consequence, .. }, fate) in copy.run(&group)? {
-            let is_killed = matches!(fate, Fate::Killed(_));
-            *(if is_killed { &mut tally.passed } else { &mut tally.failed }) += 1;
+            tally.count(matches!(fate, Fate::Killed(_)));
             rows.push(match fate {
                 Fate::Survived => format!("{area:<8} {name:<50} {fate}: {consequence}"),
                 _ => format!("{area:<8} {name:<50} {fate}"),
@@ -56,7 +55,7 @@ pub fn run(args: &MutantsArgs) -> Result<ExitCode> {
     }
     println!("\n{}\n", rows.join("\n"));
     println!("{}", tally.line(start.elapsed()));
-    Ok(if tally.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+    Ok(tally.exit_code())
 }
 
 /// A test with a planted bug may hang; its timeout is this plus three times its normal duration.

@@ -6,10 +6,9 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 
-use crate::EXIT_STEP_FAILED;
 use crate::needs;
-use crate::ptx;
-use crate::step::Step;
+use crate::ptx::{self, Report};
+use crate::tally::Tally;
 
 #[derive(Args)]
 pub struct PtxArgs {
@@ -18,20 +17,18 @@ pub struct PtxArgs {
     check: bool,
 }
 
-const NEEDS: &[&str] = &["gxx", "nvcc"];
-
-/// Returns the step of `cargo xtask ci`. A separate process, so that its deadline also ends nvcc.
-pub fn step() -> Step {
-    Step::cargo("ptx", "xtask ptx --check").needs(NEEDS).tests_at_least(1)
-}
+pub const NEEDS: &[&str] = &["gxx", "nvcc"];
 
 pub fn run(args: &PtxArgs) -> Result<ExitCode> {
     let start = Instant::now();
     needs::satisfy(NEEDS)?;
-    let report = ptx::run(args.check)?;
-    let tally = report.tally();
-    print!("\n{}\n", report.table());
-    println!("{}", tally.line(start.elapsed()));
-    report.failures().iter().for_each(|line| eprintln!("error: {line}"));
-    Ok(if tally.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+    let (reports, mut tally) = (ptx::run(args.check)?, Tally::default());
+    for report in &reports {
+        print!("\n{}", report.table());
+        tally += report.tally();
+    }
+    println!("\n{}", tally.line(start.elapsed()));
+    let failures = reports.iter().flat_map(Report::failures);
+    failures.for_each(|line| eprintln!("error: {line}"));
+    Ok(tally.exit_code())
 }

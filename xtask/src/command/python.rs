@@ -9,12 +9,7 @@ use anyhow::Result;
 use crate::step::Step;
 use crate::{folder, needs};
 
-const NEEDS: &[&str] = &["cxx", "python-tools"];
-
-/// Returns the step of `cargo xtask ci`.
-pub fn step() -> Step {
-    Step::cargo("python", "xtask python").needs(NEEDS).tests_at_least(1)
-}
+pub const NEEDS: &[&str] = &["cxx", "python-tools"];
 
 pub fn run() -> Result<ExitCode> {
     needs::satisfy(NEEDS)?;

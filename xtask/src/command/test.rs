@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::folder::IN_DEBUG;
+use crate::folder::{self, IN_DEBUG};
 use crate::step::Step;
 use crate::{RunArgs, needs, report};
 
@@ -62,6 +62,16 @@ pub fn with_programs() -> Step {
 /// Returns the step of the tests of programs that take seconds each, and are ignored otherwise.
 pub fn slow() -> Step {
     repeatable(all_tests("slow").args(["--test", "all", "--", "--ignored"]))
+}
+
+/// Returns the step of the models of gio-uring's rings: its unit tests with `loom` in their path.
+pub fn loom() -> Step {
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    Step::cargo("loom", "test --package gio-uring --release --lib loom")
+        .env("RUSTFLAGS", format!("{flags} --cfg loom").trim_start())
+        .env("CARGO_TARGET_DIR", folder::target("loom").to_string_lossy())
+        // A filter that matches nothing passes, so a renamed module would go unnoticed.
+        .tests_at_least(1)
 }
 
 /// Gives a run of tests the programs that some of them use, where they can be had.

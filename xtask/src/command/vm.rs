@@ -9,9 +9,7 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::EXIT_STEP_FAILED;
 use crate::needs;
-use crate::step::Step;
 use crate::tally::Tally;
 use crate::vm::{self, Prepared, SUITES, Suite, Wishes};
 
@@ -40,12 +38,7 @@ pub struct VmArgs {
     verbose: bool,
 }
 
-const NEEDS: &[&str] = &["cxx", "binutils", "qemu", "guest"];
-
-/// Returns the step of `cargo xtask ci`. A separate process, so that its deadline also ends QEMU.
-pub fn step() -> Step {
-    Step::cargo("vm", "xtask vm").needs(NEEDS).tests_at_least(1)
-}
+pub const NEEDS: &[&str] = &["cxx", "binutils", "qemu", "guest"];
 
 pub fn run(args: &VmArgs) -> Result<ExitCode> {
     if args.list {
@@ -84,7 +77,7 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
     }
     again.iter().for_each(|line| eprintln!("{line}"));
     println!("{total}");
-    Ok(if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+    Ok(total.exit_code())
 }
 
 /// Runs a suite, a second time if QEMU crashes, and prints the result.

@@ -24,7 +24,7 @@ pub struct Target {
 
 /// Report on a module.
 #[derive(Debug)]
-pub struct ModuleReport {
+pub struct Report {
     pub name: &'static str,
     pub source_hash: String,
     /// Committed files that differ from what the sources give.
@@ -32,39 +32,18 @@ pub struct ModuleReport {
     pub targets: Vec<Target>,
 }
 
-/// Report on all kernels.
-#[derive(Debug)]
-pub struct Report {
-    pub modules: Vec<ModuleReport>,
-}
-
 impl Report {
-    /// Counts as tests: every check on every GPU, and for each module that its files are current.
+    /// Counts as tests: every check on every GPU, and that the module's files are current.
     pub fn tally(&self) -> Tally {
-        let mut sum = Tally { passed: 0, failed: 0, skipped: 0 };
-        for module in &self.modules {
-            let kernels = module.targets.iter().flat_map(|target| &target.kernels);
-            let all = kernels.flat_map(|kernel| &kernel.checks).map(Check::passed);
-            for passed in all.chain([module.stale.is_empty()]) {
-                *(if passed { &mut sum.passed } else { &mut sum.failed }) += 1;
-            }
-        }
-        sum
+        let mut tally = Tally::default();
+        let kernels = self.targets.iter().flat_map(|target| &target.kernels);
+        let all = kernels.flat_map(|kernel| &kernel.checks).map(Check::passed);
+        all.chain([self.stale.is_empty()]).for_each(|passed| tally.count(passed));
+        tally
     }
 
     /// Formats a table. A failed number has an exclamation mark.
     pub fn table(&self) -> String {
-        self.modules.iter().map(ModuleReport::table).collect::<Vec<_>>().join("\n")
-    }
-
-    /// Returns the failures, one per line.
-    pub fn failures(&self) -> Vec<String> {
-        self.modules.iter().flat_map(ModuleReport::failures).collect()
-    }
-}
-
-impl ModuleReport {
-    fn table(&self) -> String {
         let mut text = format!("{}, source {}\n\n", self.name, self.source_hash);
         let columns = |of: &dyn Fn(&Target) -> String| -> String {
             self.targets.iter().map(|target| format!("{:>13}", of(target))).collect()
@@ -94,7 +73,8 @@ impl ModuleReport {
         text
     }
 
-    fn failures(&self) -> Vec<String> {
+    /// Returns the failures, one per line.
+    pub fn failures(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for file in &self.stale {
             lines.push(format!(
@@ -126,8 +106,7 @@ mod tests {
         let check = Check { name: "doorbells", wanted: Wanted::AtLeast(2), found, wrong: None };
         let kernels = vec![Checked { kernel: "gio_kernel".into(), checks: vec![check] }];
         let targets = vec![Target { capability: 90, sm: 90, kernels }];
-        let module = ModuleReport { name: "gio", source_hash: "00".into(), stale, targets };
-        Report { modules: vec![module] }
+        Report { name: "gio", source_hash: "00".into(), stale, targets }
     }
 
     #[test]

@@ -65,21 +65,14 @@ impl Console {
 
     fn count(&mut self, how: &str) -> Option<Heard> {
         let (word, why) = how.split_once(": ").unwrap_or((how, ""));
-        match word {
-            "ok" => {
-                self.tally.passed += 1;
-                Some(Heard::Ok)
-            }
-            "FAILED" => {
-                self.tally.failed += 1;
-                Some(Heard::Failed(why.to_owned()))
-            }
-            "skipped" => {
-                self.tally.skipped += 1;
-                Some(Heard::Skipped(why.to_owned()))
-            }
-            _ => None,
-        }
+        let (count, heard) = match word {
+            "ok" => (&mut self.tally.passed, Heard::Ok),
+            "FAILED" => (&mut self.tally.failed, Heard::Failed(why.to_owned())),
+            "skipped" => (&mut self.tally.skipped, Heard::Skipped(why.to_owned())),
+            _ => return None,
+        };
+        *count += 1;
+        Some(heard)
     }
 
     /// Returns the tests so far, and the error of the run as a whole, if any. Announced but
