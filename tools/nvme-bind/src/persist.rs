@@ -89,14 +89,11 @@ pub(crate) fn files(drive: &Drive, boot: &Boot<'_>) -> Vec<Step> {
 
 /// Returns steps to remove the files of `paths` that no other record needs.
 pub(crate) fn unshared(paths: Vec<String>, bdf: PciAddress, records: &[Record]) -> Vec<Step> {
-    let others: Vec<String> = records
-        .iter()
-        .filter(|record| record.bdf != bdf)
-        .flat_map(|record| record.persist.iter().filter_map(Step::creates).map(str::to_owned))
-        .collect();
-    let own = paths.into_iter().filter(|path| !others.contains(path));
+    let others = records.iter().filter(|record| record.bdf != bdf);
+    let others: Vec<String> = others.flat_map(Record::kept).collect();
+    let mut own = paths;
+    own.retain(|path| !others.contains(path));
     // The link is removed before the unit it points to.
-    let mut own: Vec<String> = own.collect();
     own.sort_by_key(|path| !path.contains(".wants/"));
     own.into_iter().map(|path| Step::Remove { path }).collect()
 }

@@ -34,7 +34,7 @@ impl Meeting {
 }
 
 /// The path between two functions; shorter is less.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Distance {
     pub(crate) meeting: Meeting,
     /// Number of links from one to the other through the common ancestor.

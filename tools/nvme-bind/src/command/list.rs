@@ -1,151 +1,136 @@
 //! `list`: shows the drives of this machine.
 
 use comfy_table::{Cell, CellAlignment, Color};
-use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Host, Reply};
 use crate::drive::{self, Drive};
-use crate::gpu;
-use crate::paths::{self, OtherPath};
-use crate::pci::{PciAddress, Use, VFIO};
+use crate::gpu::{self, Gpu};
+use crate::journal::Record;
+use crate::paths;
+use crate::pci::{self, PciAddress, Root, Use};
 use crate::report::{self, Paint, or_dash};
 use crate::topology::{self, Distance};
 use crate::usage::{Claims, Scene};
 
-/// A row of the list.
-#[derive(Debug, Serialize)]
-pub(crate) struct Row {
-    pub(crate) bdf: PciAddress,
-    pub(crate) controller: Option<String>,
-    pub(crate) disks: Vec<String>,
-    /// Other functions and controllers that reach the same namespaces.
-    pub(crate) other_paths: Vec<OtherPath>,
-    pub(crate) model: Option<String>,
-    pub(crate) serial: Option<String>,
-    pub(crate) bytes: Option<u64>,
-    pub(crate) ids: String,
-    pub(crate) driver: Option<String>,
-    pub(crate) group: Option<u32>,
-    /// Other functions of the IOMMU group that keep VFIO from using it (not viable).
-    pub(crate) others_in_group: Vec<PciAddress>,
-    pub(crate) numa: Option<u32>,
-    pub(crate) uses: Vec<Use>,
-    pub(crate) in_use: bool,
-    pub(crate) nearest_gpu: Option<Near>,
-}
-
-/// The nearest GPU.
-#[derive(Debug, Serialize)]
-pub(crate) struct Near {
-    pub(crate) bdf: PciAddress,
-    pub(crate) name: String,
-    #[serde(flatten)]
-    pub(crate) distance: Distance,
-}
+const HEADER: [&str; 10] = [
+    "BDF",
+    "DISK",
+    "MODEL",
+    "SERIAL",
+    "SIZE",
+    "DRIVER",
+    "GROUP",
+    "NUMA",
+    "IN USE BY",
+    "NEAREST GPU",
+];
+/// Column that is shown if it is asked for.
+const SERIAL: usize = 3;
 
 pub(crate) fn run(host: &Host<'_>, serials: bool, paint: Paint) -> Reply {
     let root = host.root;
     let scene = Scene::read(root);
     let gpus = gpu::gpus(root);
     let (records, _) = host.journal.read(root);
-    let mut rows = Vec::new();
+    let mut header = HEADER.to_vec();
+    if !serials {
+        header.remove(SERIAL);
+    }
+    let mut table = report::table(&header, paint);
+    let mut drives = Vec::new();
     for drive in drive::drives(root) {
         let usage = scene.usage(root, &drive.function, Claims::Try);
         usage.blind.iter().for_each(|why| host.note(format!("not seen: {why}")));
-        let Drive { function, controller, model, serial, disks } = &drive;
-        let record = records
-            .iter()
-            .find(|record| record.bdf == function.bdf && record.ids == function.ids());
-        let uses = usage.uses;
-        let mut other_paths = paths::others(root, function.bdf, disks);
-        other_paths.extend(paths::on_vfio(root, &records, &drive));
         drive::offline(root, &drive).into_iter().for_each(|why| host.note(why));
-        let near = topology::nearest(function, &gpus).map(|(gpu, distance)| Near {
-            bdf: gpu.function.bdf,
-            name: gpu.name.clone(),
-            distance,
-        });
-        let others = function.group.into_iter().flat_map(|n| crate::pci::group_members(root, n));
-        rows.push(Row {
-            bdf: function.bdf,
-            controller: controller.clone(),
-            disks: disks.iter().map(|disk| disk.name.clone()).collect(),
-            other_paths,
-            model: model.clone().or_else(|| record?.model.clone()),
-            serial: serial.clone().or_else(|| record?.serial.clone()),
-            bytes: drive.bytes().or_else(|| record?.bytes),
-            ids: function.ids(),
-            driver: function.driver.clone(),
-            group: function.group,
-            others_in_group: others
-                .filter(|other| other.bdf != function.bdf && !other.is_viable())
-                .map(|other| other.bdf)
-                .collect(),
-            numa: function.numa,
-            in_use: uses.iter().any(Use::is_active),
-            uses,
-            nearest_gpu: near,
-        });
+        let near = topology::nearest(&drive.function, &gpus);
+        let (mut cells, json) = row(root, &records, &drive, &usage.uses, near);
+        if !serials {
+            cells.remove(SERIAL);
+        }
+        table.add_row(cells);
+        drives.push(json);
     }
-    if rows.is_empty() {
+    if drives.is_empty() {
         host.note("no NVMe drive on the PCI bus; `nvme-bind doctor` looks at the rest");
     }
-    Reply::new(table(&rows, serials, paint), json!({ "drives": rows }))
+    let text = if drives.is_empty() { String::new() } else { report::text(&table) };
+    Reply::new(text, json!({ "drives": drives }))
 }
 
-/// Formats the drives.
-fn table(rows: &[Row], serials: bool, paint: Paint) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    let mut header = vec!["BDF", "DISK", "MODEL"];
-    if serials {
-        header.push("SERIAL");
-    }
-    header.extend(["SIZE", "DRIVER", "GROUP", "NUMA", "IN USE BY", "NEAREST GPU"]);
-    let mut table = report::table(&header, paint);
-    for row in rows {
-        let mut cells = vec![
-            Cell::new(row.bdf),
-            Cell::new(disk(row)),
-            Cell::new(row.model.as_ref().unwrap_or(&row.ids)),
-        ];
-        if serials {
-            cells.push(Cell::new(or_dash(row.serial.as_ref())));
-        }
-        let others = row.others_in_group.len();
-        let shared = if others == 0 { String::new() } else { format!(" (+{others})") };
-        let driver = Cell::new(or_dash(row.driver.as_ref()));
-        let is_vfio = row.driver.as_deref() == Some(VFIO);
-        cells.extend([
-            Cell::new(or_dash(row.bytes.map(report::size))).set_alignment(CellAlignment::Right),
-            if is_vfio { driver.fg(Color::Green) } else { driver },
-            Cell::new(format!("{}{shared}", or_dash(row.group))),
-            Cell::new(or_dash(row.numa)),
-            in_use(&row.uses),
-            Cell::new(row.nearest_gpu.as_ref().map_or_else(
-                || "-".into(),
-                |near| format!("{} ({})", near.bdf, near.distance.meeting.words()),
-            )),
-        ]);
-        table.add_row(cells);
-    }
-    report::text(&table)
-}
-
-/// Returns the first disk, how many more there are, and how many paths there are to them.
-fn disk(row: &Row) -> String {
-    let first = or_dash(row.disks.first().or(row.controller.as_ref()));
-    let more = match row.disks.len() {
+/// Returns the row of a drive, and its JSON object.
+fn row(
+    root: &Root,
+    records: &[Record],
+    drive: &Drive,
+    uses: &[Use],
+    near: Option<(&Gpu, Distance)>,
+) -> (Vec<Cell>, Value) {
+    let function = &drive.function;
+    let is_it = |record: &&Record| record.bdf == function.bdf && record.ids == function.ids();
+    let record = records.iter().find(is_it);
+    let model = drive.model.clone().or_else(|| record?.model.clone());
+    let serial = drive.serial.clone().or_else(|| record?.serial.clone());
+    let bytes = drive.bytes().or_else(|| record?.bytes);
+    let disks: Vec<&str> = drive.disks.iter().map(|disk| disk.name.as_str()).collect();
+    // Other functions and controllers that reach the same namespaces.
+    let mut other_paths = paths::others(root, function.bdf, &drive.disks);
+    other_paths.extend(paths::on_vfio(root, records, drive));
+    // Other functions of the IOMMU group that keep VFIO from using it (not viable).
+    let in_group = function.group.into_iter().flat_map(|n| pci::group_members(root, n));
+    let others = in_group.filter(|other| other.bdf != function.bdf && !other.is_viable());
+    let others: Vec<PciAddress> = others.map(|other| other.bdf).collect();
+    let first = or_dash(disks.first().copied().or(drive.controller.as_deref()));
+    let more = match disks.len() {
         0 | 1 => String::new(),
-        disks => format!(" +{}", disks - 1),
+        count => format!(" +{}", count - 1),
     };
-    let paths = match row.other_paths.len() {
+    let ways = match other_paths.len() {
         0 => String::new(),
-        others => format!(" ({} paths)", others + 1),
+        count => format!(" ({} paths)", count + 1),
     };
-    format!("{first}{more}{paths}")
+    let shared = match others.len() {
+        0 => String::new(),
+        count => format!(" (+{count})"),
+    };
+    let driver = Cell::new(or_dash(function.driver.as_ref()));
+    let cells = vec![
+        Cell::new(function.bdf),
+        Cell::new(format!("{first}{more}{ways}")),
+        Cell::new(model.clone().unwrap_or_else(|| function.ids())),
+        Cell::new(or_dash(serial.as_ref())),
+        Cell::new(or_dash(bytes.map(report::size))).set_alignment(CellAlignment::Right),
+        if function.is_vfio() { driver.fg(Color::Green) } else { driver },
+        Cell::new(or_dash(function.group) + &shared),
+        Cell::new(or_dash(function.numa)),
+        in_use(uses),
+        Cell::new(or_dash(
+            near.map(|(gpu, way)| format!("{} ({})", gpu.function.bdf, way.meeting.words())),
+        )),
+    ];
+    let json = json!({
+        "bdf": function.bdf,
+        "controller": drive.controller,
+        "disks": disks,
+        "other_paths": other_paths,
+        "model": model,
+        "serial": serial,
+        "bytes": bytes,
+        "ids": function.ids(),
+        "driver": function.driver,
+        "group": function.group,
+        "others_in_group": others,
+        "numa": function.numa,
+        "in_use": uses.iter().any(Use::is_active),
+        "uses": uses,
+        "nearest_gpu": near.map(|(gpu, way)| json!({
+            "bdf": gpu.function.bdf,
+            "name": gpu.name,
+            "meeting": way.meeting,
+            "hops": way.hops,
+        })),
+    });
+    (cells, json)
 }
 
 fn in_use(uses: &[Use]) -> Cell {

@@ -158,10 +158,9 @@ fn unused(host: &Host<'_>, records: &[Record]) -> Result<()> {
     let scene = Scene::read(host.root);
     let mut users: Vec<Use> = Vec::new();
     for record in records {
-        let function = Function::read(host.root, record.bdf).filter(Function::is_vfio);
-        let function = function.into_iter();
-        users
-            .extend(function.flat_map(|function| scene.users.of_function(host.root, function.bdf)));
+        if Function::read(host.root, record.bdf).is_some_and(|function| function.is_vfio()) {
+            users.extend(scene.users.of_function(host.root, record.bdf));
+        }
     }
     users.dedup();
     if users.is_empty() {
