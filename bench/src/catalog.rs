@@ -49,9 +49,6 @@ pub struct CatalogArgs {
 }
 
 /// Measures everything.
-///
-/// # Errors
-/// Returns an error if the trace cannot be read or a plot cannot be written.
 pub fn run(args: &CatalogArgs) -> Result<Report> {
     let mut report = Report::new("catalog");
     let wanted = |part| args.only.is_none_or(|only| only == part);

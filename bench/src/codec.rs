@@ -23,9 +23,6 @@ pub struct CodecArgs {
 }
 
 /// Measures everything.
-///
-/// # Errors
-/// Returns an error if objects of this size have no encoding.
 pub fn run(args: &CodecArgs) -> Result<Report> {
     let mut report = Report::new("codec");
     let encoded = encoded_len(args.object)

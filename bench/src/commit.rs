@@ -45,9 +45,6 @@ pub struct CommitArgs {
 }
 
 /// Measures everything.
-///
-/// # Errors
-/// Returns an error if a part of the stack fails.
 pub fn run(args: &CommitArgs) -> Result<Report> {
     let mut report = Report::new("commit");
     let folder = folder(&args.dir)?;

@@ -22,9 +22,6 @@ const BEST_PUBLISHED: f64 = 107.0;
 const SPDK_PUBLISHED: f64 = 370.0;
 
 /// Measures everything.
-///
-/// # Errors
-/// Returns an error if a part of the stack fails, or data is wrong.
 pub fn run(args: &PathArgs) -> Result<Report> {
     let mut report = Report::new("path");
     let wanted = |part| args.only.is_none_or(|only| only == part);

@@ -107,7 +107,7 @@ impl Ratio {
 }
 
 /// Results of one benchmark.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// Name of the benchmark.
     pub benchmark: &'static str,
@@ -136,23 +136,11 @@ pub struct Report {
 impl Report {
     /// Returns an empty report.
     pub fn new(benchmark: &'static str) -> Self {
-        Self {
-            benchmark,
-            processors: std::thread::available_parallelism().map_or(1, usize::from),
-            gpu: None,
-            mock: false,
-            ratios: Vec::new(),
-            counts: Vec::new(),
-            plots: Vec::new(),
-            notes: Vec::new(),
-            failed: Vec::new(),
-        }
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { benchmark, processors, ..Self::default() }
     }
 
     /// Draws a plot into a file of this directory, which is made.
-    ///
-    /// # Errors
-    /// Returns an error if the file cannot be written.
     pub fn plot(&mut self, directory: &Path, file: &str, plot: &Plot) -> Result<()> {
         let path = directory.join(file);
         let name = path.display().to_string();
@@ -171,9 +159,6 @@ impl Report {
     }
 
     /// Prints to stdout.
-    ///
-    /// # Errors
-    /// Returns an error if it cannot be serialised.
     #[allow(clippy::print_stdout, reason = "the result is what the program prints")]
     pub fn print(&self, json: bool) -> Result<()> {
         if json {

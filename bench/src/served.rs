@@ -36,9 +36,6 @@ pub struct ServedArgs {
 }
 
 /// Measures everything.
-///
-/// # Errors
-/// Returns an error if a part of the stack fails.
 pub fn run(args: &ServedArgs) -> Result<Report> {
     let mut report = Report::new("served");
     for (layers, object_bytes, objects) in LOADS {

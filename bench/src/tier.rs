@@ -32,19 +32,14 @@ pub struct TierArgs {
 }
 
 /// Measures everything.
-///
-/// # Errors
-/// Returns an error if the trace cannot be read.
 pub fn run(args: &TierArgs) -> Result<Report> {
     let mut report = Report::new("tier");
     let zipf = zipf();
     hit_rates("Zipf", &zipf, &mut report);
-    drives("Zipf", &zipf, &mut report);
     match &args.trace {
         Some(path) => {
             let trace = Trace::read(path)?;
             hit_rates("trace", &trace, &mut report);
-            drives("trace", &trace, &mut report);
         }
         None => report.notes.push("no --trace was given: only Zipf was measured".into()),
     }
@@ -56,48 +51,39 @@ pub fn run(args: &TierArgs) -> Result<Report> {
     Ok(report)
 }
 
+/// Measures hits of host memory above drives that have all blocks, and then hits and bytes written
+/// of drives without host memory.
 fn hit_rates(name: &str, trace: &Trace, report: &mut Report) {
+    const MEMORY: [(PolicyKind, usize); 3] =
+        [(PolicyKind::Lru, 0), (PolicyKind::ReuseRate, 0), (PolicyKind::ReuseRate, QUEUE)];
     let reads = (trace.blocks() - trace.distinct()) as f64;
+    let terabytes = |blocks: u64| (blocks * BLOCK_BYTES) as f64 / 1e12;
+    let (mut drives, mut drives_written) = (Vec::new(), Vec::new());
     for size in SIZES {
         let blocks = (trace.distinct() * size / 1000) as u32;
         let bound = 100.0 * eviction::min(trace, blocks) * trace.blocks() as f64 / reads;
-        for (policy, queue) in [(PolicyKind::Lru, 0), (PolicyKind::ReuseRate, 0)]
-            .into_iter()
-            .chain([(PolicyKind::ReuseRate, QUEUE)])
-        {
+        let percent = size as f64 / 10.0;
+        let ratio = |what: String, hits: u64| {
+            Ratio::new(format!("served by {what}"), "%", 100.0 * hits as f64 / reads, bound)
+        };
+        for (policy, queue) in MEMORY {
             let TierCounts { hits, miss_bytes, admissions, .. } =
                 sizes::replay(trace, blocks, policy, queue);
-            let rate = 100.0 * hits as f64 / reads;
             let queue = if queue > 0 { format!(" and a queue of {queue}") } else { String::new() };
-            let what = format!("{name}, {}{queue}, {} %", policy.name(), size as f64 / 10.0);
-            report.ratios.push(Ratio::new(
-                format!("served by host memory, {what}"),
-                "%",
-                rate,
-                bound,
-            ));
+            let what = format!("{name}, {}{queue}, {percent} %", policy.name());
+            report.ratios.push(ratio(format!("host memory, {what}"), hits));
             report.counts.push((format!("TB from the drives, {what}"), miss_bytes as f64 / 1e12));
-            let filled = (admissions * BLOCK_BYTES) as f64 / 1e12;
-            report.counts.push((format!("TB to host memory, {what}"), filled));
+            report.counts.push((format!("TB to host memory, {what}"), terabytes(admissions)));
         }
-    }
-}
-
-/// Measures hits and bytes written of drives without host memory.
-fn drives(name: &str, trace: &Trace, report: &mut Report) {
-    let reads = (trace.blocks() - trace.distinct()) as f64;
-    for size in SIZES {
-        let files = (trace.distinct() * size / 1000) as u32;
-        let bound = 100.0 * eviction::min(trace, files) * trace.blocks() as f64 / reads;
         for policy in PolicyKind::ALL {
-            let (hits, written) = eviction::served(trace, files, *policy);
-            let what = format!("{name}, {}, {} %", policy.name(), size as f64 / 10.0);
-            let rate = 100.0 * hits as f64 / reads;
-            report.ratios.push(Ratio::new(format!("served by drives, {what}"), "%", rate, bound));
-            let written = (written * BLOCK_BYTES) as f64 / 1e12;
-            report.counts.push((format!("TB written to drives, {what}"), written));
+            let (hits, written) = eviction::served(trace, blocks, *policy);
+            let what = format!("{name}, {}, {percent} %", policy.name());
+            drives.push(ratio(format!("drives, {what}"), hits));
+            drives_written.push((format!("TB written to drives, {what}"), terabytes(written)));
         }
     }
+    report.ratios.extend(drives);
+    report.counts.extend(drives_written);
 }
 
 /// Returns requests for single blocks with Zipf-distributed popularity: exponent 0.9.

@@ -9,9 +9,9 @@
 use std::{hint::black_box, sync::Arc, time::Duration};
 
 use anyhow::Result;
-use gio_kernels::cuda::{CudaStream, LaunchMode};
+use gio_kernels::cuda::CudaStream;
 use gio_uring::Wait;
-use objstore::{BlockId, KvShape, Layer, Order, Route};
+use objstore::{BlockId, Layer, Order, Route};
 
 use super::{device::Gpu, stack::Plan};
 use crate::{
@@ -27,40 +27,14 @@ const CACHE_BYTES: usize = 16 << 20;
 /// Sleep in place of a layer's computation.
 const IDLE: Duration = Duration::from_millis(1);
 
-/// Numbers of blocks per request.
-#[derive(Debug, Clone, Copy)]
-pub struct Size {
-    pub few: u32,
-    pub many: u32,
-    pub layers: u32,
-}
-
-impl Size {
-    pub fn new(tiny: bool) -> Self {
-        if tiny {
-            return Self { few: 4, many: 64, layers: 4 };
-        }
-        Self { few: 64, many: 8192, layers: 32 }
-    }
-}
-
-/// Measures many and few blocks alternately. Returns nanoseconds a call.
-pub fn measure(
-    gpu: &Arc<Gpu>,
-    route: Route,
-    mode: LaunchMode,
-    size: Size,
-    rounds: u32,
-) -> Result<Sides> {
-    let shape = KvShape { layers: size.layers, segments: 2, object_bytes: 512, block_tokens: 16 };
+/// Measures requests of all blocks and of `few` alternately. Returns nanoseconds a call.
+pub fn measure(gpu: &Arc<Gpu>, plan: Plan, few: u32, rounds: u32) -> Result<Sides> {
     // Created before a resident kernel runs: in some drivers, creating a stream waits for kernels.
     let engine = CudaStream::new(&gpu.device, None)?;
-    let plan = Plan { route, mode, devices: 1, shape, blocks: size.many };
     let stack = plan.stack(gpu)?;
     let other = vec![1u8; CACHE_BYTES];
     let call = |blocks| call_ns(&stack, (&engine, &other), plan, blocks);
-    let sides =
-        Sides::measure(rounds, |_| -> Result<_> { Ok((call(size.many)?, call(size.few)?)) })?;
+    let sides = Sides::measure(rounds, |_| -> Result<_> { Ok((call(plan.blocks)?, call(few)?)) })?;
     stack.close()?;
     Ok(sides)
 }

@@ -5,9 +5,8 @@
 use std::{any::Any, ptr::NonNull, sync::Arc, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use gio_kernels::cuda::{CudaCopies, DeviceMemory, LaunchMode};
+use gio_kernels::cuda::{CudaCopies, DeviceMemory};
 use nvme_driver::{CopyDirection, CopyEngine as _, DeviceCopy, DevicePtr};
-use objstore::{KvShape, Route};
 
 use super::{
     device::{Gpu, TIMEOUT},
@@ -18,46 +17,14 @@ use crate::{
     stack::scattered,
 };
 
-/// Amount of data.
-#[derive(Debug, Clone, Copy)]
-pub struct Size {
-    pub layers: u32,
-    pub object_bytes: u32,
-    pub blocks: u32,
-    pub devices: u32,
-}
-
-impl Size {
-    /// Returns layers of 64 MiB: far larger than a cache, with many objects.
-    pub fn new(tiny: bool) -> Self {
-        if tiny {
-            return Self { layers: 2, object_bytes: 8 << 10, blocks: 16, devices: 2 };
-        }
-        Self { layers: 4, object_bytes: 128 << 10, blocks: 512, devices: 4 }
-    }
-
-    fn layer_bytes(self) -> usize {
-        self.object_bytes as usize * self.blocks as usize
-    }
-}
-
-/// Retrieves over `route`, and copies, alternately. Returns GiB/s.
-pub fn measure(
-    gpu: &Arc<Gpu>,
-    route: Route,
-    mode: LaunchMode,
-    size: Size,
-    rounds: u32,
-) -> Result<Sides> {
-    let mut copy = Copy::new(gpu, size)?;
-    let Size { layers, object_bytes, blocks, devices } = size;
-    let shape = KvShape { layers, segments: 1, object_bytes, block_tokens: 64 };
-    let stack = Plan { route, mode, devices, shape, blocks }.stack(gpu)?;
-    let blocks = scattered(size.blocks);
+/// Retrieves, and copies, alternately. Returns GiB/s.
+pub fn measure(gpu: &Arc<Gpu>, plan: Plan, rounds: u32) -> Result<Sides> {
+    let mut copy = Copy::new(gpu, plan)?;
+    let stack = plan.stack(gpu)?;
+    let blocks = scattered(plan.blocks);
     let sides = Sides::measure(rounds, |_| -> Result<_> {
         let (bytes, took) = timed(|| stack.retrieve(&blocks));
-        let bytes = bytes?;
-        let expected = size.layer_bytes() as u64 * u64::from(size.layers);
+        let (bytes, expected) = (bytes?, (copy.layers * copy.layer_bytes) as u64);
         ensure!(bytes == expected, "{bytes} bytes were read, not {expected}");
         Ok((gib_s(bytes, took), copy.run()?))
     })?;
@@ -71,21 +38,25 @@ struct Copy {
     from: NonNull<u8>,
     _owner: Arc<dyn Any + Send + Sync>,
     to: DeviceMemory,
-    size: Size,
+    layers: usize,
+    layer_bytes: usize,
 }
 
 impl Copy {
-    fn new(gpu: &Gpu, size: Size) -> Result<Self> {
+    fn new(gpu: &Gpu, Plan { shape, blocks, .. }: Plan) -> Result<Self> {
         let engine = CudaCopies::new(&gpu.device)?;
-        let bytes = size.layer_bytes() * size.layers as usize;
+        let layers = shape.layers as usize;
+        let layer_bytes = shape.block_bytes() as usize * blocks as usize / layers;
+        let bytes = layer_bytes * layers;
         let (from, _, _, owner) = engine.host_memory(bytes)?.into_parts();
         let from = from.context("pinned memory has an address here")?;
-        Ok(Self { engine, from, _owner: owner, to: gpu.device.allocate(bytes)?, size })
+        let to = gpu.device.allocate(bytes)?;
+        Ok(Self { engine, from, _owner: owner, to, layers, layer_bytes })
     }
 
     fn run(&mut self) -> Result<f64> {
-        let (len, start) = (self.size.layer_bytes(), Instant::now());
-        let copies: Vec<DeviceCopy> = (0..self.size.layers as usize)
+        let (len, start) = (self.layer_bytes, Instant::now());
+        let copies: Vec<DeviceCopy> = (0..self.layers)
             .map(|layer| DeviceCopy {
                 // SAFETY: inside the memory.
                 host: unsafe { self.from.add(layer * len) },
@@ -101,6 +72,6 @@ impl Copy {
             ensure!(start.elapsed() < TIMEOUT, "a plain copy did not end");
             std::hint::spin_loop();
         }
-        Ok(gib_s((len * self.size.layers as usize) as u64, start.elapsed()))
+        Ok(gib_s((len * self.layers) as u64, start.elapsed()))
     }
 }

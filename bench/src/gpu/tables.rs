@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use gio_kernels::cuda::LaunchMode;
-use objstore::Route;
+use objstore::{KvShape, Route};
 
 use super::{
     GpuArgs, caller,
     device::Gpu,
     rate::{self, Case, Found},
     retrieve,
+    stack::Plan,
 };
 use crate::report::{Aim, Ratio, Report};
 
@@ -139,15 +140,18 @@ fn rate_table(cases: &[(Case, Found)], report: &mut Report) {
 
 /// Measures the retrieve bandwidth.
 pub fn retrieve(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
-    let size = retrieve::Size::new(args.tiny);
+    // Layers of 64 MiB: far larger than a cache, with many objects.
+    let (layers, object_bytes, blocks, devices) =
+        if args.tiny { (2, 8 << 10, 16, 2) } else { (4, 128 << 10, 512, 4) };
+    let shape = KvShape { layers, segments: 1, object_bytes, block_tokens: 64 };
     for route in [Route::Staged, Route::Direct] {
         for &(mode, name) in modes(args) {
-            let found = retrieve::measure(gpu, route, mode, size, args.rounds)
+            let plan = Plan { route, mode, devices, shape, blocks };
+            let found = retrieve::measure(gpu, plan, args.rounds)
                 .with_context(|| format!("{} route, {name}", route.name()))?;
             let name = format!(
-                "retrieve into HBM, {} KiB objects, {} drives, {}, {name}",
-                size.object_bytes >> 10,
-                size.devices,
+                "retrieve into HBM, {} KiB objects, {devices} drives, {}, {name}",
+                object_bytes >> 10,
                 route.name()
             );
             let ratio = Ratio::sides(name, "GiB/s", &found);
@@ -167,16 +171,16 @@ pub fn retrieve(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<(
 
 /// Measures the caller's CPU time.
 pub fn caller(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
-    let size = caller::Size::new(args.tiny);
+    let (few, blocks, layers) = if args.tiny { (4, 64, 4) } else { (64, 8192, 32) };
+    let shape = KvShape { layers, segments: 2, object_bytes: 512, block_tokens: 16 };
     for route in [Route::Host, Route::Staged] {
         let mut many = Vec::new();
         for &(mode, name) in modes(args) {
-            let found = caller::measure(gpu, route, mode, size, args.rounds)
+            let plan = Plan { route, mode, devices: 1, shape, blocks };
+            let found = caller::measure(gpu, plan, few, args.rounds)
                 .with_context(|| format!("{} route, {name}", route.name()))?;
             let what = format!(
-                "caller's CPU time a layer, {} against {} blocks, {}, {name}",
-                size.many,
-                size.few,
+                "caller's CPU time a layer, {blocks} against {few} blocks, {}, {name}",
                 route.name()
             );
             let ratio = Ratio::sides(what, "ns", &found).aim(Aim::AtMost(1.2));
@@ -187,8 +191,7 @@ pub fn caller(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()>
         }
         if let [launch, resident] = many[..] {
             let what = format!(
-                "caller's CPU time a layer, resident against launch per batch, {} blocks, {}",
-                size.many,
+                "caller's CPU time a layer, resident against launch per batch, {blocks} blocks, {}",
                 route.name()
             );
             report.ratios.push(Ratio::new(what, "ns", resident, launch));
