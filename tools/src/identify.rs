@@ -7,8 +7,10 @@ use clap::Args;
 use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, Error, MonotonicClock};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use nvme_spec::identify::IdentifyNamespace;
+use nvme_spec::ids::Nsid;
+use nvme_spec::log::SmartLog;
 use ripieno_stack::{Devices, DriveAddress, open_drive, reset_subsystem, vfio_space};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::options::{StoreFlags, Takes};
 use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, none_of, one_line, user_error};
@@ -46,69 +48,11 @@ impl Takes for IdentifyFlags {
         &[("devices", "the drives that are bound to vfio-pci, or 1")];
 }
 
-/// A device. Field names are the JSON keys.
-#[derive(Debug, Serialize)]
+/// A device: its JSON object, and the rows of its table.
+#[derive(Debug)]
 struct Device {
-    device: String,
-    model: String,
-    serial: String,
-    firmware: String,
-    nvme_version: String,
-    /// Largest transfer of one command in bytes; null for no limit.
-    mdts_bytes: Option<u64>,
-    sgl: String,
-    sgl_bit_bucket: bool,
-    descriptors: &'static str,
-    volatile_write_cache: bool,
-    /// Queue pairs that the controller grants.
-    io_queues: u16,
-    queue_entries_max: u32,
-    page_bytes: u32,
-    namespaces: Vec<Namespace>,
-    /// Remarks for its owner, in words.
-    remarks: Vec<String>,
-    health: Option<Health>,
-}
-
-#[derive(Debug, Serialize)]
-struct Namespace {
-    nsid: u32,
-    bytes: u64,
-    lbas: u64,
-    lba_bytes: u64,
-    /// All supported formats, the current one first.
-    formats: Vec<Format>,
-    /// Hexadecimal digits; null if there is none.
-    nguid: Option<String>,
-    eui64: Option<String>,
-    /// Several controllers may have it.
-    shared: bool,
-    /// Of Flexible Data Placement, and the bytes of a reclaim unit; 0 without.
-    placement_handles: u16,
-    reclaim_unit_bytes: u64,
-    /// Reason why the namespace cannot be used; null if it can.
-    refused: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct Format {
-    /// As a format command takes it.
-    index: usize,
-    lba_bytes: u64,
-    metadata_bytes: u16,
-}
-
-#[derive(Debug, Serialize)]
-struct Health {
-    critical_warning: String,
-    temperature_celsius: i32,
-    available_spare_percent: u8,
-    percentage_used: u8,
-    data_read_bytes: u128,
-    data_written_bytes: u128,
-    power_on_hours: u128,
-    unsafe_shutdowns: u128,
-    media_errors: u128,
+    json: Value,
+    rows: Vec<Vec<String>>,
 }
 
 /// Shows each device. Continues with the next one if one does not respond.
@@ -140,9 +84,11 @@ pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
         }
     }
     if flags.json {
-        terminal::print(serde_json::json!({ "devices": found }))?;
+        let found: Vec<_> = found.into_iter().map(|device| device.json).collect();
+        terminal::print(json!({ "devices": found }))?;
     } else {
-        found.iter().try_for_each(|device| terminal::print_text(&device.text()))?;
+        let text = |device: Device| terminal::print_text(&grid(&[], device.rows, 2));
+        found.into_iter().try_for_each(text)?;
     }
     Ok(code)
 }
@@ -203,74 +149,137 @@ fn examine(
 
 fn describe(device: String, drive: &mut Controller) -> anyhow::Result<Device> {
     let info = drive.info().clone();
+    let descriptors = match info.descriptor_mode {
+        DescriptorMode::Sgl { .. } => "sgl",
+        DescriptorMode::Prp { .. } => "prp",
+    };
+    let sgl = info.sgls.support().to_string().to_lowercase();
+    let bucket = if info.sgls.bit_bucket() { ", bit bucket" } else { "" };
+    let limit = match info.mdts_bytes {
+        Some(bytes) => format!("up to {} a command (MDTS)", Size(bytes)),
+        None => "without a limit of a command (MDTS 0)".to_owned(),
+    };
+    let queues = format!("{} to grant, {} entries each", info.io_queues, info.entries_max);
+    let mut rows = vec![
+        ["device".to_owned(), device.clone()],
+        ["model".to_owned(), info.model.clone()],
+        ["serial".to_owned(), info.serial.clone()],
+        ["firmware".to_owned(), info.firmware.clone()],
+        ["NVMe".to_owned(), info.version.to_string()],
+        ["transfer".to_owned(), limit],
+        ["descriptors".to_owned(), format!("{descriptors} in use; SGL support: {sgl}{bucket}")],
+        ["queues".to_owned(), queues],
+        ["write cache".to_owned(), if info.vwc { "yes" } else { "no" }.to_owned()],
+    ];
     let usable: Vec<_> = drive.namespaces().iter().map(|space| (space.nsid, None)).collect();
     let refused = drive.refused_namespaces().iter();
     let refused = refused.map(|(nsid, why)| (*nsid, Some(why.to_string())));
     let all: Vec<_> = usable.into_iter().chain(refused).collect();
     let mut namespaces = Vec::new();
     for (nsid, refused) in all {
-        let data = match drive.identify_namespace(nsid) {
-            // Some are refused because of this.
-            Err(Error::Command { .. }) if refused.is_some() => IdentifyNamespace::default(),
-            data => data.context("identifying a namespace")?,
-        };
-        let listed = usize::from(data.nlbaf_z) + 1;
-        let mut order: Vec<usize> = (0..listed.min(data.lbaf.len())).collect();
-        order.sort_by_key(|index| *index != data.format_index());
-        let formats = order.into_iter().map(|index| (index, data.lbaf[index]));
-        let formats: Vec<Format> = formats
-            .filter(|(_, format)| (9..=24).contains(&format.lbads()))
-            .map(|(index, format)| {
-                let (lba_bytes, metadata_bytes) = (1 << format.lbads(), format.ms());
-                Format { index, lba_bytes, metadata_bytes }
-            })
-            .collect();
-        let placed = drive.namespaces().iter().find(|space| space.nsid == nsid);
-        let lba_bytes = formats.first().map_or(0, |format| format.lba_bytes);
-        namespaces.push(Namespace {
-            nsid: nsid.0,
-            bytes: data.nsze.saturating_mul(lba_bytes),
-            lbas: data.nsze,
-            lba_bytes,
-            formats,
-            nguid: digits(&data.nguid),
-            eui64: digits(&data.eui64),
-            shared: data.may_be_shared(),
-            placement_handles: placed.map_or(0, |space| space.placement_handles()),
-            reclaim_unit_bytes: placed.map_or(0, |space| space.reclaim_unit_bytes),
-            refused,
-        });
+        let (json, text) = namespace(drive, nsid, refused)?;
+        namespaces.push(json);
+        rows.push([format!("namespace {}", nsid.0), text]);
     }
+    // Remarks for its owner, in words.
+    let remarks: Vec<String> = info.remarks.iter().map(ToString::to_string).collect();
+    rows.extend(remarks.iter().map(|remark| ["note".to_owned(), remark.clone()]));
     // Controllers without a SMART log are shown without health.
     let health = match drive.smart_log() {
-        Ok(log) => Some(Health::new(&log)),
+        Ok(log) => {
+            let (json, text) = health(&log);
+            rows.push(["health".to_owned(), text]);
+            json
+        }
         Err(error) => {
             tracing::warn!(%error, "no SMART log");
-            None
+            Value::Null
         }
     };
     drive.shutdown().context("shutting the device down")?;
-    Ok(Device {
-        device,
-        model: info.model,
-        serial: info.serial,
-        firmware: info.firmware,
-        nvme_version: info.version.to_string(),
-        mdts_bytes: info.mdts_bytes,
-        sgl: info.sgls.support().to_string().to_lowercase(),
-        sgl_bit_bucket: info.sgls.bit_bucket(),
-        descriptors: match info.descriptor_mode {
-            DescriptorMode::Sgl { .. } => "sgl",
-            DescriptorMode::Prp { .. } => "prp",
-        },
-        volatile_write_cache: info.vwc,
-        io_queues: info.io_queues,
-        queue_entries_max: info.entries_max,
-        page_bytes: info.page_bytes,
-        remarks: info.remarks.iter().map(ToString::to_string).collect(),
-        namespaces,
-        health,
-    })
+    let json = json!({
+        "device": device,
+        "model": info.model,
+        "serial": info.serial,
+        "firmware": info.firmware,
+        "nvme_version": info.version.to_string(),
+        // Null for no limit.
+        "mdts_bytes": info.mdts_bytes,
+        "sgl": sgl,
+        "sgl_bit_bucket": info.sgls.bit_bucket(),
+        "descriptors": descriptors,
+        "volatile_write_cache": info.vwc,
+        "io_queues": info.io_queues,
+        "queue_entries_max": info.entries_max,
+        "page_bytes": info.page_bytes,
+        "namespaces": namespaces,
+        "remarks": remarks,
+        "health": health,
+    });
+    Ok(Device { json, rows: rows.into_iter().map(Vec::from).collect() })
+}
+
+/// Describes a namespace; `refused` is why it cannot be used.
+fn namespace(
+    drive: &mut Controller,
+    nsid: Nsid,
+    refused: Option<String>,
+) -> anyhow::Result<(Value, String)> {
+    let data = match drive.identify_namespace(nsid) {
+        // Some are refused because of this.
+        Err(Error::Command { .. }) if refused.is_some() => IdentifyNamespace::default(),
+        data => data.context("identifying a namespace")?,
+    };
+    let listed = usize::from(data.nlbaf_z) + 1;
+    // The current one first; with the index that a format command takes.
+    let mut order: Vec<usize> = (0..listed.min(data.lbaf.len())).collect();
+    order.sort_by_key(|index| *index != data.format_index());
+    let formats = order.into_iter().map(|index| (index, data.lbaf[index]));
+    let formats = formats.filter(|(_, format)| (9..=24).contains(&format.lbads()));
+    let formats: Vec<(usize, u64, u16)> =
+        formats.map(|(index, format)| (index, 1 << format.lbads(), format.ms())).collect();
+    let placed = drive.namespaces().iter().find(|space| space.nsid == nsid);
+    let lba_bytes = formats.first().map_or(0, |format| format.1);
+    let bytes = data.nsze.saturating_mul(lba_bytes);
+    let [nguid, eui64] = [digits(&data.nguid), digits(&data.eui64)];
+    // Of Flexible Data Placement.
+    let handles = placed.map_or(0, |space| space.placement_handles());
+    let unit = placed.map_or(0, |space| space.reclaim_unit_bytes);
+
+    let (size, lbas) = (Size(bytes), grouped(data.nsze));
+    let words = formats.iter().map(|(index, lba_bytes, metadata)| match metadata {
+        0 => format!("{lba_bytes} (index {index})"),
+        metadata => format!("{lba_bytes}+{metadata} (index {index})"),
+    });
+    let words = words.collect::<Vec<_>>().join(", ");
+    let mut lines = vec![format!("{size}, {lbas} LBAs of {lba_bytes} bytes; formats {words}")];
+    lines.extend(nguid.as_ref().map(|id| format!("NGUID {id}")));
+    lines.extend(eui64.as_ref().map(|id| format!("EUI-64 {id}")));
+    if data.may_be_shared() {
+        lines.push("shared: several controllers may have it".to_owned());
+    }
+    if handles > 0 {
+        let unit = Size(unit);
+        lines.push(format!("{handles} placement handles (FDP), reclaim units of {unit}"));
+    }
+    lines.extend(refused.as_ref().map(|why| format!("cannot be used: {why}")));
+    let formats = formats.into_iter().map(|(index, lba_bytes, metadata_bytes)| {
+        json!({ "index": index, "lba_bytes": lba_bytes, "metadata_bytes": metadata_bytes })
+    });
+    let json = json!({
+        "nsid": nsid.0,
+        "bytes": bytes,
+        "lbas": data.nsze,
+        "lba_bytes": lba_bytes,
+        "formats": formats.collect::<Vec<_>>(),
+        "nguid": nguid,
+        "eui64": eui64,
+        "shared": data.may_be_shared(),
+        "placement_handles": handles,
+        "reclaim_unit_bytes": unit,
+        "refused": refused,
+    });
+    Ok((json, lines.join("\n")))
 }
 
 /// Returns an identifier in hexadecimal digits; zeros are none.
@@ -279,117 +288,39 @@ fn digits(id: &[u8]) -> Option<String> {
     is_there.then(|| id.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-impl Health {
-    fn new(log: &nvme_spec::log::SmartLog) -> Self {
-        let count = u128::from_le_bytes;
-        // Data units are thousands of 512-byte units.
-        let bytes = |units: [u8; 16]| count(units).saturating_mul(512_000);
-        let warnings = log.warnings();
-        Self {
-            critical_warning: if warnings.is_empty() {
-                "none".to_owned()
-            } else {
-                let names: Vec<&str> = warnings.iter_names().map(|(name, _)| name).collect();
-                names.join(", ").to_lowercase()
-            },
-            temperature_celsius: i32::from(log.temperature_kelvin()) - FREEZING,
-            available_spare_percent: log.available_spare,
-            percentage_used: log.percentage_used,
-            data_read_bytes: bytes(log.data_units_read),
-            data_written_bytes: bytes(log.data_units_written),
-            power_on_hours: count(log.power_on_hours),
-            unsafe_shutdowns: count(log.unsafe_shutdowns),
-            media_errors: count(log.media_errors),
-        }
-    }
-
-    fn text(&self) -> String {
-        let size = |bytes: u128| Size(u64::try_from(bytes).unwrap_or(u64::MAX)).to_string();
-        format!(
-            "warnings {}, {} C, spare {} %, used {} %, read {}, written {}, on for {} h, unsafe \
-             shutdowns {}, media errors {}",
-            self.critical_warning,
-            self.temperature_celsius,
-            self.available_spare_percent,
-            self.percentage_used,
-            size(self.data_read_bytes),
-            size(self.data_written_bytes),
-            self.power_on_hours,
-            self.unsafe_shutdowns,
-            self.media_errors
-        )
-    }
-}
-
-impl Namespace {
-    fn text(&self) -> String {
-        let formats: Vec<String> = self
-            .formats
-            .iter()
-            .map(|Format { index, lba_bytes, metadata_bytes }| match metadata_bytes {
-                0 => format!("{lba_bytes} (index {index})"),
-                metadata => format!("{lba_bytes}+{metadata} (index {index})"),
-            })
-            .collect();
-        let mut text = format!(
-            "{}, {} LBAs of {} bytes; formats {}",
-            Size(self.bytes),
-            grouped(self.lbas),
-            self.lba_bytes,
-            formats.join(", ")
-        );
-        for (name, id) in [("NGUID", &self.nguid), ("EUI-64", &self.eui64)] {
-            text += &id.as_ref().map(|id| format!("\n{name} {id}")).unwrap_or_default();
-        }
-        if self.shared {
-            text += "\nshared: several controllers may have it";
-        }
-        if self.placement_handles > 0 {
-            let unit = Size(self.reclaim_unit_bytes);
-            let handles = self.placement_handles;
-            text += &format!("\n{handles} placement handles (FDP), reclaim units of {unit}");
-        }
-        if let Some(why) = &self.refused {
-            text += &format!("\ncannot be used: {why}");
-        }
-        text
-    }
-}
-
-impl Device {
-    fn text(&self) -> String {
-        let limit = match self.mdts_bytes {
-            Some(bytes) => format!("up to {} a command (MDTS)", Size(bytes)),
-            None => "without a limit of a command (MDTS 0)".to_owned(),
-        };
-        let bucket = if self.sgl_bit_bucket { ", bit bucket" } else { "" };
-        let cache = if self.volatile_write_cache { "yes" } else { "no" };
-        let rows = [
-            ("device", self.device.clone()),
-            ("model", self.model.clone()),
-            ("serial", self.serial.clone()),
-            ("firmware", self.firmware.clone()),
-            ("NVMe", self.nvme_version.clone()),
-            ("transfer", limit),
-            (
-                "descriptors",
-                format!("{} in use; SGL support: {}{bucket}", self.descriptors, self.sgl),
-            ),
-            (
-                "queues",
-                format!("{} to grant, {} entries each", self.io_queues, self.queue_entries_max),
-            ),
-            ("write cache", cache.to_owned()),
-        ];
-        let spaces = self.namespaces.iter();
-        let spaces = spaces.map(|space| (format!("namespace {}", space.nsid), space.text()));
-        let health = self.health.iter().map(|health| ("health".to_owned(), health.text()));
-        let rows = rows.map(|(name, value)| (name.to_owned(), value)).into_iter();
-        let remarks = self.remarks.iter().map(|remark| ("note".to_owned(), remark.clone()));
-        let all =
-            rows.chain(spaces).chain(remarks).chain(health).map(|(name, value)| vec![name, value]);
-        grid(&[], all.collect(), 2)
-    }
+fn health(log: &SmartLog) -> (Value, String) {
+    let count = u128::from_le_bytes;
+    // Data units are thousands of 512-byte units.
+    let bytes = |units: [u8; 16]| count(units).saturating_mul(512_000);
+    let size = |bytes: u128| Size(u64::try_from(bytes).unwrap_or(u64::MAX));
+    let names: Vec<&str> = log.warnings().iter_names().map(|(name, _)| name).collect();
+    let warnings = match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", ").to_lowercase(),
+    };
+    let celsius = i32::from(log.temperature_kelvin()) - FREEZING;
+    let (spare, used) = (log.available_spare, log.percentage_used);
+    let [read, written] = [log.data_units_read, log.data_units_written].map(bytes);
+    let [hours, unsafe_shutdowns, errors] =
+        [log.power_on_hours, log.unsafe_shutdowns, log.media_errors].map(count);
+    let text = format!(
+        "warnings {warnings}, {celsius} C, spare {spare} %, used {used} %, read {}, written {}, on \
+         for {hours} h, unsafe shutdowns {unsafe_shutdowns}, media errors {errors}",
+        size(read),
+        size(written)
+    );
+    let json = json!({
+        "critical_warning": warnings,
+        "temperature_celsius": celsius,
+        "available_spare_percent": spare,
+        "percentage_used": used,
+        "data_read_bytes": read,
+        "data_written_bytes": written,
+        "power_on_hours": hours,
+        "unsafe_shutdowns": unsafe_shutdowns,
+        "media_errors": errors,
+    });
+    (json, text)
 }
 
 #[cfg(test)]
@@ -409,13 +340,14 @@ mod tests {
         let mut drive = Controller::attach(emu.bus(), clock, ControllerOptions::default()).unwrap();
         let nguid = digits(&drive.namespaces()[0].nguid);
         let device = describe("emu".to_owned(), &mut drive).unwrap();
-        let [space] = &*device.namespaces else { panic!("{device:?}") };
-        assert_eq!(space.nguid, nguid);
-        let text = device.text();
+        let spaces = device.json["namespaces"].as_array().unwrap();
+        let [space] = &spaces[..] else { panic!("{device:?}") };
+        assert_eq!(space["nguid"].as_str(), nguid.as_deref());
+        let text = grid(&[], device.rows.clone(), 2);
         for part in [
             "without a limit of a command (MDTS 0)",
             "4 placement handles (FDP), reclaim units of 64 MiB",
-            &format!("4096 (index {})", space.formats[0].index),
+            &format!("4096 (index {})", space["formats"][0]["index"]),
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
