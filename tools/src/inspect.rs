@@ -113,13 +113,13 @@ fn check_devices(
             "damage": damage,
             "owner": owner,
             "repaired": repaired,
-            "salvage": findings,
+            "salvage": findings.map(|findings| findings.json),
             "stored_files": survey.stored_files,
         }))?;
         return Ok(if damage.is_empty() { 0 } else { EXIT_FAILED });
     }
     if let Some(findings) = &findings {
-        print(findings.text())?;
+        print(&findings.text)?;
     }
     if damage.is_empty() {
         print(format_args!("clean: {} blocks are stored", grouped(survey.stored_files.into())))?;

@@ -6,7 +6,7 @@ use anyhow::bail;
 use kv_catalog::{Expected, Member, Superblock, check_set};
 use objstore::{Medium, Salvage, Store, StoreError};
 use ripieno_stack::{Ranks, StackConfig};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::offline;
 use crate::problem::{Problem, user_error};
@@ -17,23 +17,12 @@ use crate::survey::Survey;
 /// Number of lost blocks to show.
 const SHOWN: usize = 32;
 
-/// A block that is not kept. Field names are the JSON keys.
-#[derive(Debug, Serialize)]
-struct Lost {
-    file: u32,
-    namespace: u32,
-    label: String,
-    key: String,
-}
-
-/// Blocks that can be kept, and losses.
-#[derive(Debug, Serialize)]
+/// Blocks that can be kept, and losses, as JSON and in words.
+#[derive(Debug)]
 pub(crate) struct Findings {
     pub(crate) kept: u32,
-    gaps: u64,
-    gap_bytes: u64,
-    refused_records: u64,
-    lost: Vec<Lost>,
+    pub(crate) json: Value,
+    pub(crate) text: String,
 }
 
 /// Reads the rest of the journal and all data that it refers to. Writes nothing.
@@ -128,50 +117,45 @@ fn refused(error: StoreError) -> anyhow::Error {
 
 impl Findings {
     fn new(salvage: &Salvage) -> Self {
-        let journal = salvage.journal();
-        let lost = salvage.lost().iter().map(|lost| Lost {
-            file: lost.file.0,
-            namespace: lost.namespace.0,
-            label: salvage.label(lost.namespace).to_owned(),
-            key: lost.key.0.iter().map(|byte| format!("{byte:02x}")).collect(),
-        });
-        Self {
-            kept: salvage.kept(),
-            gaps: journal.gaps,
-            gap_bytes: journal.gap_bytes,
-            refused_records: journal.refused,
-            lost: lost.collect(),
-        }
-    }
-
-    /// Formats the findings for people.
-    pub(crate) fn text(&self) -> String {
+        let (kept, journal) = (salvage.kept(), salvage.journal());
         let mut lines = vec![
             format!(
                 "salvage: {} blocks can be kept: their data is what was stored",
-                grouped(self.kept.into())
+                grouped(kept.into())
             ),
             format!(
                 "  not read: {} places of the journal, {}; {} records make no sense without them",
-                grouped(self.gaps),
-                Size(self.gap_bytes),
-                grouped(self.refused_records)
+                grouped(journal.gaps),
+                Size(journal.gap_bytes),
+                grouped(journal.refused)
             ),
             "  not known: blocks that were recorded there are lost, and what was removed or \
              cleared there, or is of an epoch that ended there, is found again"
                 .to_owned(),
             format!(
                 "  lost: {} blocks whose data is not what was stored; most were evicted since",
-                grouped(self.lost.len() as u64)
+                grouped(salvage.lost().len() as u64)
             ),
         ];
-        lines.extend(self.lost.iter().take(SHOWN).map(|lost| {
-            let Lost { file, namespace, label, key } = lost;
-            format!("    file {file}, namespace {namespace} {label}, key {key}")
-        }));
-        if self.lost.len() > SHOWN {
-            lines.push(format!("    {} more; --json has all of them", self.lost.len() - SHOWN));
+        let mut lost = Vec::new();
+        for it in salvage.lost() {
+            let (file, namespace, label) = (it.file.0, it.namespace.0, salvage.label(it.namespace));
+            let key: String = it.key.0.iter().map(|byte| format!("{byte:02x}")).collect();
+            if lost.len() < SHOWN {
+                lines.push(format!("    file {file}, namespace {namespace} {label}, key {key}"));
+            }
+            lost.push(json!({ "file": file, "namespace": namespace, "label": label, "key": key }));
         }
-        lines.join("\n")
+        if lost.len() > SHOWN {
+            lines.push(format!("    {} more; --json has all of them", lost.len() - SHOWN));
+        }
+        let json = json!({
+            "kept": kept,
+            "gaps": journal.gaps,
+            "gap_bytes": journal.gap_bytes,
+            "refused_records": journal.refused,
+            "lost": lost,
+        });
+        Self { kept, json, text: lines.join("\n") }
     }
 }
