@@ -32,11 +32,6 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Returns the bytes of a pool of `blocks` blocks.
-    pub(crate) fn bytes(shape: &Shape, blocks: u32) -> u64 {
-        shape.block_bytes() * u64::from(blocks)
-    }
-
     /// Returns a pool that `access` reaches, with its blocks in shuffled order.
     pub(crate) fn new(access: Box<dyn PoolAccess>, shape: Shape, blocks: u32, seed: u64) -> Self {
         let mut order: Vec<BlockId> = (0..blocks).map(BlockId).collect();

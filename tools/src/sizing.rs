@@ -117,7 +117,8 @@ impl Sizing {
         self.filled == u64::from(self.files)
     }
 
-    fn pool_bytes(&self, args: &StoreArgs) -> u64 {
+    /// Returns the bytes of the KV pool.
+    pub(crate) fn pool_bytes(&self, args: &StoreArgs) -> u64 {
         args.shape.block_bytes() * u64::from(self.pool_blocks)
     }
 

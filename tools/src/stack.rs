@@ -156,7 +156,7 @@ impl Steps<'_> {
     /// Returns the access to the pool's bytes.
     fn access(&self, pool: &KvPool) -> Result<Box<dyn PoolAccess>, StackError> {
         let Self { args, sizing, gpu, .. } = *self;
-        let bytes = Pool::bytes(&args.shape, sizing.pool_blocks);
+        let bytes = sizing.pool_bytes(args);
         Ok(match gpu.filter(|_| pool.path() != Route::Host) {
             None => Box::new(CpuAccess::new(pool, bytes as usize)?),
             Some(gpu) => {

@@ -187,7 +187,7 @@ impl Session<'_> {
     /// Compares a sample. Returns the problem, if there is one.
     pub(super) fn compare(&mut self, sample: Vec<Item>) -> anyhow::Result<Option<String>> {
         let all = sample.len();
-        let found = self.pool.access().check(sample)?.differences(&mut || {})?.len();
+        let found = self.pool.access().check(sample)?(&mut || {})?.len();
         Ok((found > 0).then(|| format!("{found} of {all} objects are not what was stored")))
     }
 

@@ -44,11 +44,9 @@ pub(crate) trait PoolAccess: fmt::Debug + Send {
     fn join(&mut self, store: &mut Store, ticket: &Ticket) -> Result<(), StoreError>;
 
     /// Announces a comparison of parts.
-    fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Box<dyn Check>>;
+    fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Check>;
 }
 
-/// An announced comparison.
-pub(crate) trait Check {
-    /// Returns the items that differ, ascending. Must be called after their transfer is done.
-    fn differences(self: Box<Self>, poll: Poll<'_>) -> anyhow::Result<Vec<(usize, Difference)>>;
-}
+/// An announced comparison: returns the items that differ, ascending. Must be called after their
+/// transfer is done.
+pub(crate) type Check = Box<dyn FnOnce(Poll<'_>) -> anyhow::Result<Vec<(usize, Difference)>>>;

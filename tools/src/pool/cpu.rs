@@ -7,7 +7,7 @@
 
 use std::ptr::NonNull;
 
-use gio_kernels::pattern::{self, Difference};
+use gio_kernels::pattern;
 use nvme_driver::DmaSlice;
 use objstore::{BlockId, KvPool, Order, Row, Store, StoreError, Ticket};
 use ripieno_stack::StackError;
@@ -91,28 +91,18 @@ impl PoolAccess for CpuAccess {
         Ok(())
     }
 
-    fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Box<dyn Check>> {
-        Ok(Box::new(CpuCheck { access: self.clone(), items }))
-    }
-}
-
-/// Compares on demand: the bytes do not arrive earlier.
-#[derive(Debug)]
-struct CpuCheck {
-    access: CpuAccess,
-    items: Vec<Item>,
-}
-
-impl Check for CpuCheck {
-    fn differences(self: Box<Self>, poll: Poll<'_>) -> anyhow::Result<Vec<(usize, Difference)>> {
-        let Self { access, items } = *self;
-        let mut found = Vec::new();
-        access.each(&items, poll, |index, at| {
-            let item = &items[index];
-            // SAFETY: same as in `make`; no transfer writes while the engine compares.
-            let same = unsafe { item.contents.check(at, item.offset as usize, item.len as usize) };
-            found.extend(same.err().map(|difference| (index, difference)));
-        });
-        Ok(found)
+    fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Check> {
+        let access = self.clone();
+        // On demand: the bytes do not arrive earlier.
+        Ok(Box::new(move |poll| {
+            let mut found = Vec::new();
+            access.each(&items, poll, |index, at| {
+                let Item { contents, offset, len, .. } = items[index];
+                // SAFETY: same as in `make`; no transfer writes while the engine compares.
+                let same = unsafe { contents.check(at, offset as usize, len as usize) };
+                found.extend(same.err().map(|difference| (index, difference)));
+            });
+            Ok(found)
+        }))
     }
 }

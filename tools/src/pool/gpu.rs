@@ -5,8 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use gio_kernels::cuda::{CudaPattern, CudaStream, PatternCheck, PatternItem};
-use gio_kernels::pattern::Difference;
+use gio_kernels::cuda::{CudaPattern, CudaStream, PatternItem};
 use gio_uring::RawStream;
 use nvme_driver::DevicePtr;
 use objstore::{BlockId, KvPool, Order, Row, Store, StoreError, Ticket};
@@ -93,27 +92,21 @@ impl PoolAccess for GpuAccess {
         store.join(ticket, self.stream())
     }
 
-    fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Box<dyn Check>> {
+    fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Check> {
         let items = self.lower(&items);
         // SAFETY: same as in `make`; the layer's transfer is complete when the stream gets there.
         let check = unsafe { self.pattern.check(self.stream(), &items) }?;
-        Ok(Box::new(GpuCheck(check)))
-    }
-}
-
-/// A comparison that is complete when the stream reaches it.
-struct GpuCheck(PatternCheck);
-
-impl Check for GpuCheck {
-    fn differences(self: Box<Self>, poll: Poll<'_>) -> anyhow::Result<Vec<(usize, Difference)>> {
-        let start = Instant::now();
-        while !self.0.is_done()? {
-            if start.elapsed() > TIMEOUT {
-                bail!("the GPU did not compare a layer within {} s", TIMEOUT.as_secs());
+        // Complete when the stream reaches it.
+        Ok(Box::new(move |poll| {
+            let start = Instant::now();
+            while !check.is_done()? {
+                if start.elapsed() > TIMEOUT {
+                    bail!("the GPU did not compare a layer within {} s", TIMEOUT.as_secs());
+                }
+                poll();
+                std::thread::sleep(NAP);
             }
-            poll();
-            std::thread::sleep(NAP);
-        }
-        Ok(self.0.differences()?)
+            Ok(check.differences()?)
+        }))
     }
 }

@@ -9,7 +9,7 @@ use crate::model::MODELS;
 
 fn pool(blocks: u32) -> Pool {
     let shape = Shape::new(&MODELS[0], 64).unwrap();
-    let bytes = Pool::bytes(&shape, blocks) as usize;
+    let bytes = shape.block_bytes() as usize * blocks as usize;
     let memory = EmuDomain::new("test").alloc(bytes).unwrap();
     let registered = KvPool::contiguous(memory, &shape, blocks).unwrap();
     let access = CpuAccess::new(&registered, bytes).unwrap();
@@ -41,7 +41,7 @@ fn objects_do_not_overlap(mut pool: Pool) {
     pool.access().make(&all, &mut || ()).unwrap();
     let part = pool.item(BlockId(2), key(2), (1, 0), (64, 64));
     pool.access().poison(&[part], &mut || ()).unwrap();
-    let found = pool.access().check(all).unwrap().differences(&mut || ()).unwrap();
+    let found = pool.access().check(all).unwrap()(&mut || ()).unwrap();
     let wrong: Vec<_> = places().enumerate().filter(|(_, at)| *at == (2, (1, 0))).collect();
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].0, found[0].1.offset), (wrong[0].0, 64));
@@ -59,7 +59,7 @@ fn objects_do_not_overlap_for_a_gpu() {
     isolated(test, Level::Full, &[], || {
         let gpu = Gpu::open(CudaChoice { ordinal: 0, sms: 4, is_resident: false }).unwrap();
         let shape = Shape::new(&MODELS[0], 64).unwrap();
-        let bytes = Pool::bytes(&shape, 5);
+        let bytes = shape.block_bytes() * 5;
         let domain = EmuDomain::with_copies("test", gpu.for_store().copies);
         let memory = gpu.device().allocate(64 << 10).unwrap().into_external();
         let memory = domain.import(memory).unwrap();

@@ -109,7 +109,7 @@ struct Announced {
     layer: u32,
     bytes: u64,
     objects: Vec<(u32, u32)>,
-    check: Box<dyn Check>,
+    check: Check,
 }
 
 /// The engine: a store, a pool and the counters.
@@ -343,7 +343,7 @@ impl Engine<'_> {
     ) -> anyhow::Result<()> {
         let Announced { layer, bytes, objects, check } = announced;
         let poll = &mut || flights.poll(self.store, window.meter(&mut self.tally));
-        let found = check.differences(poll)?;
+        let found = check(poll)?;
         self.tally.findings.bytes += bytes;
         let mut last = None;
         for (item, difference) in found {
