@@ -123,7 +123,9 @@ impl Context<'_> {
     fn measure(&self, session: &mut Session<'_>) -> anyhow::Result<Option<[Passes; 2]>> {
         let count = self.blocks() as usize;
         let (keys, blocks) = (&session.keys[..count], session.pool.take(count));
-        session.fill(keys, &blocks)?;
+        if !session.fill(keys, &blocks)? {
+            return Ok(None);
+        }
         let save = session.store.allocate(keys, &blocks)?;
         anyhow::ensure!(save.accepted() == count, "the store has no room for {count} blocks");
         let order = session.order();

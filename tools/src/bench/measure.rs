@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::session::{self, Done, Session};
 use crate::config::StoreArgs;
 use crate::interrupt::Interrupt;
-use crate::problem::Problem;
+use crate::problem::{Interrupted, Problem};
 use crate::progress::Progress;
 use crate::timing::Medium;
 
@@ -57,13 +57,14 @@ pub(super) struct Mix {
     pub(super) factor: f64,
 }
 
-/// All measurements.
-#[derive(Debug)]
+/// All measurements. Field names are the JSON keys.
+#[derive(Debug, Serialize)]
 pub(super) struct Found {
     pub(super) read: Vec<Point>,
     pub(super) write: Vec<Point>,
     pub(super) mix: Vec<Mix>,
     /// Problems that the checks found.
+    #[serde(skip)]
     pub(super) wrong: Vec<String>,
 }
 
@@ -154,7 +155,9 @@ impl Measure<'_, '_> {
     pub(super) fn prepare(&mut self) -> anyhow::Result<()> {
         let batch = self.batch_max as usize;
         for part in self.session.keys.chunks_exact(batch).take(3) {
-            self.session.fill(part, &self.blocks[..batch])?;
+            if !self.session.fill(part, &self.blocks[..batch])? {
+                return Err(Interrupted(self.session.interrupt.exit_code()).into());
+            }
             self.session.save(part, &self.blocks[..batch])?;
         }
         self.session.store.sync_journal()?;

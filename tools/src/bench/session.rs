@@ -152,9 +152,12 @@ impl Session<'_> {
         self.pool.item(block, key, row, (0, self.args.shape.object_bytes as usize))
     }
 
-    /// Fills in the contents of the pool's `blocks` for these keys.
-    pub(super) fn fill(&mut self, keys: &[BlockKey], blocks: &[BlockId]) -> anyhow::Result<()> {
+    /// Fills in the contents of the pool's `blocks` for these keys. Returns false if interrupted.
+    pub(super) fn fill(&mut self, keys: &[BlockKey], blocks: &[BlockId]) -> anyhow::Result<bool> {
         for layer in 0..self.args.shape.layers {
+            if self.interrupt.asked() {
+                return Ok(false);
+            }
             let of = |(key, block): (&BlockKey, &BlockId)| {
                 let segments = 0..self.args.shape.segments;
                 segments.map(|segment| self.item(*key, *block, (layer, segment))).collect()
@@ -162,7 +165,7 @@ impl Session<'_> {
             let items: Vec<Vec<Item>> = keys.iter().zip(blocks).map(of).collect();
             self.pool.access().make(&items.concat(), &mut || {})?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Picks objects of these blocks, and overwrites them in the pool.
@@ -255,13 +258,13 @@ impl Session<'_> {
         let (before, stats) = (self.counted()?, self.store.stats()?.plane.ring.total);
         let mut seconds = Vec::new();
         for round in 0..=rounds {
-            if self.interrupt.asked() {
-                self.store.plane().drain()?;
-                return Ok(None);
-            }
             let begin = self.clock.now();
             let mut flying = VecDeque::new();
             for layer in self.layers() {
+                if self.interrupt.asked() {
+                    self.store.plane().drain()?;
+                    return Ok(None);
+                }
                 if flying.len() == LAYERS_AHEAD {
                     self.store.wait(flying.pop_front().expect("it is full"))?;
                 }
