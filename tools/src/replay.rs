@@ -171,6 +171,13 @@ fn found_sizing(
             "leave it out; a store keeps its size until it is formatted again",
         ));
     }
+    let has_checksums = stack.store().superblock().layout.words_per_file > 0;
+    if opening.how == "opened" && args.common.no_checksums && has_checksums {
+        return Err(Problem::new(
+            "--no-checksums: the store was made with checksums",
+            "leave it out; a store keeps them until it is formatted again",
+        ));
+    }
     Ok(sizing)
 }
 

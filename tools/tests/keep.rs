@@ -87,6 +87,7 @@ fn another_store_than_the_one_that_is_there_is_refused() {
         ("--devices 3", "the store has 2"),
         ("--lba 512", "the store has 4096"),
         ("--capacity 99MiB", "a store keeps its size"),
+        ("--no-checksums", "the store was made with checksums"),
         ("--block-tokens 64", "blocks of another shape ("),
         ("--model llama-3-8b --requests 1 --capacity 64MiB", "blocks of another shape ("),
     ] {
