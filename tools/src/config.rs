@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, ValueEnum};
+use clap::{Args, ValueEnum};
 use nvme_driver::{ControllerOptions, DescriptorPreference};
 use objstore::StoreOptions;
 use ripieno_stack::{CudaChoice, Executor, MemoryPlace, PoolMemory, StackConfig, StoreDir};
@@ -268,13 +268,7 @@ impl StoreArgs {
 
     /// Parses a command line without the program name and `replay`.
     pub(crate) fn from_line(line: &str) -> anyhow::Result<Self> {
-        #[derive(Parser)]
-        #[command(no_binary_name = true)]
-        struct Line {
-            #[command(flatten)]
-            flags: ReplayFlags,
-        }
-        Ok(Self::check(Line::try_parse_from(line.split_whitespace())?.flags, false)?)
+        Ok(Self::check(flags(line)?, false)?)
     }
 
     /// Rejects PRPs if objects need padding: PRPs cannot skip bytes at the end of a slot.
@@ -341,6 +335,12 @@ impl StoreArgs {
             ..ControllerOptions::default()
         }
     }
+}
+
+/// Parses the flags of a command line without the names of program and command.
+pub(crate) fn flags<T: Args>(line: &str) -> Result<T, clap::Error> {
+    let command = T::augment_args(clap::Command::new("ripieno").no_binary_name(true));
+    T::from_arg_matches(&command.try_get_matches_from(line.split_whitespace())?)
 }
 
 /// Returns the value of a flag that takes a list elsewhere.

@@ -1,7 +1,5 @@
 //! Batches that are read without a store: for a slack table of drives that are not written.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, ensure};
 use gio_uring::abi;
 
@@ -9,7 +7,7 @@ use super::check::Checks;
 use super::load::Load;
 use super::measure::{self, Found, Point, SAMPLES};
 use super::{Pattern, Raw, RawFlags, Rw, check};
-use crate::config::StoreArgs;
+use crate::config::{self, StoreArgs};
 use crate::interrupt::Interrupt;
 use crate::problem::{Interrupted, Problem, user_error};
 use crate::progress::Progress;
@@ -118,26 +116,19 @@ pub(super) fn measure(
 impl RawFlags {
     /// Returns flags that read these devices in transfers of up to `bytes` bytes.
     fn of_reads(args: &StoreArgs, bytes: u32, depth: u32) -> Self {
-        let common = &args.common;
-        let executor = Some(args.executor);
+        let (common, executor) = (&args.common, Some(args.executor));
         let config = StackConfig { executor, queues: Some(args.queues()), ..args.config.clone() };
         Self {
             rw: vec![Pattern::Read],
-            rwmixread: 100,
             bs: vec![bytes],
             iodepth: vec![depth],
-            runtime: Duration::ZERO,
-            ramp: Duration::ZERO,
-            size: None,
             seed: common.seed,
-            against: None,
-            block: Vec::new(),
             mdts: common.mdts,
             options: config.into(),
             descriptors: common.descriptors,
             path: args.flags.path.clone(),
-            page: super::PageFlags::default(),
             output: common.output.clone(),
+            ..config::flags("").expect("no flag is required")
         }
     }
 }

@@ -1,20 +1,12 @@
 use std::sync::mpsc;
 
-use clap::Parser as _;
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
 use nvme_spec::ids::Lba;
 
 use super::*;
 
-#[derive(clap::Parser)]
-#[command(no_binary_name = true)]
-struct Line {
-    #[command(flatten)]
-    flags: RawFlags,
-}
-
 fn flags(line: &str) -> RawFlags {
-    Line::try_parse_from(line.split_whitespace()).unwrap().flags
+    config::flags(line).unwrap()
 }
 
 /// Measures the first load of a command line. Then does `harm`, and returns the problems that the
