@@ -456,13 +456,13 @@ pub fn run() -> ExitCode {
     let matches = if given("-h") { brief(command()) } else { command() }.try_get_matches();
     let raw = matches.and_then(|matches| {
         let path = Path::of(&matches);
-        Raw::from_arg_matches(&matches).map(|raw| (raw.command, path))
+        Raw::from_arg_matches(&matches).map(|raw| (raw.command, matches, path))
     });
-    let (command, path) = match raw {
+    let (command, matches, path) = match raw {
         Ok(raw) => raw,
         Err(error) => return ExitCode::from(misread(error, is_json)),
     };
-    match run_command(command) {
+    match run_command(command, &matches) {
         Ok(code) => ExitCode::from(code),
         Err(error) => ExitCode::from(complain(&error, &path, is_json)),
     }
@@ -519,7 +519,7 @@ fn has(command: &clap::Command, flag: &str) -> bool {
     command.get_arguments().any(|arg| arg.get_long() == Some(flag))
 }
 
-fn run_command(command: Command) -> anyhow::Result<u8> {
+fn run_command(command: Command, matches: &ArgMatches) -> anyhow::Result<u8> {
     let of = |output: &OutputFlags| (output.verbose, output.quiet);
     let (verbose, quiet) = match &command {
         Command::Replay(flags) => of(&flags.common.output),
@@ -539,7 +539,7 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
         Command::Inspect(flags) => inspect::run(&flags),
         Command::Fsck(flags) => inspect::check(&flags),
         Command::Scrub(flags) => scrub::run(&flags),
-        Command::Sim(flags) => sim::run(&flags),
+        Command::Sim(flags) => sim::run(&flags, matches.subcommand().expect("it is sim").1),
         Command::Top(flags) => top::run(&flags),
         Command::Serve(flags) => serve::run(&flags),
         Command::Ctl(flags) => ctl::run(flags),

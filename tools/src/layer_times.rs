@@ -2,6 +2,7 @@
 //! table of them, and reports its error and that of another table.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ use crate::problem::Problem;
 const HEADER: &str = "ripieno_layer_times";
 /// Version of the file format.
 const VERSION: u32 = 1;
+/// Maximum size of a slack table in bytes; real ones have at most a few hundred thousand.
+pub(crate) const TABLE_BYTES_MAX: u64 = 16 << 20;
 /// Maximum size of a file in bytes: several days of an engine's output.
 const BYTES_MAX: u64 = 256 << 20;
 /// Exclusive limit of a request's tokens, and of a layer's microseconds.
@@ -190,23 +193,50 @@ pub(crate) fn empty(setting: Setting) -> SlackTable {
     SlackTable::new(setting, IoCosts { read: none(), write: none(), mixed: 1.0 })
 }
 
+/// A flag that names a slack table, its file, and the hint if that cannot be used.
+#[derive(Clone, Copy)]
+pub(crate) struct TableFile<'a>(pub(crate) &'static str, pub(crate) &'a Path, pub(crate) &'a str);
+
+impl TableFile<'_> {
+    fn wrong(&self, why: impl Display) -> Problem {
+        let Self(flag, path, hint) = *self;
+        Problem::new(format!("{flag} {}: {why}", path.display()), hint)
+    }
+
+    /// Reads a table of any setting.
+    pub(crate) fn read(&self) -> Result<SlackTable, Problem> {
+        let text = read_text(self.1, TABLE_BYTES_MAX).map_err(|error| self.wrong(error))?;
+        SlackTable::parse(&text).map_err(|error| self.wrong(error))
+    }
+
+    /// Rejects a table of another setting.
+    pub(crate) fn check(&self, table: &SlackTable, wanted: &Setting) -> Result<(), Problem> {
+        let found = table.setting();
+        if found == wanted {
+            return Ok(());
+        }
+        let text = |it: &Setting| match found.drives == wanted.drives {
+            true => name(it),
+            false => format!("{}, of the drives [{}]", name(it), it.drives.join(", ")),
+        };
+        Err(self.wrong(format!("it is of {}, and not of {}", text(found), text(wanted))))
+    }
+}
+
 /// Reads the table in a file, or makes one from the layer times in it, for the flag `flag`.
-pub(crate) fn table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
-    let wrong = |what: String| {
-        let hint = "name a slack table, or a file of layer times";
-        Problem::new(format!("{flag} {}: {what}", path.display()), hint)
-    };
-    let text = read_text(path, BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
+pub(crate) fn table(flag: &'static str, path: &Path) -> Result<SlackTable, Problem> {
+    let file = TableFile(flag, path, "name a slack table, or a file of layer times");
+    let text = read_text(path, BYTES_MAX).map_err(|error| file.wrong(error))?;
     let table = if text.lines().next().is_some_and(|line| line.contains(HEADER)) {
         let steps = Steps::read(&[path.to_owned()])?;
         let mut table = empty(steps.setting.clone());
         steps.teach(&mut table);
         table
     } else {
-        SlackTable::parse(&text).map_err(|error| wrong(error.to_string()))?
+        SlackTable::parse(&text).map_err(|error| file.wrong(error))?
     };
     if table.is_empty() {
-        return Err(wrong("no layer time is in it".to_owned()));
+        return Err(file.wrong("no layer time is in it"));
     }
     Ok(table)
 }
@@ -215,14 +245,8 @@ pub(crate) fn table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
 pub(crate) fn against(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
     let table = table("--against", path)?;
     let wanted = steps.setting(table.setting().drives.clone());
-    if *table.setting() != wanted {
-        let (found, wanted) = (name(table.setting()), name(&wanted));
-        let path = path.display();
-        return Err(Problem::new(
-            format!("--against {path}: it is of {found}, and the steps are of {wanted}"),
-            "compare what the same model, GPU and engine did",
-        ));
-    }
+    let hint = "compare what the same model, GPU and engine did";
+    TableFile("--against", path, hint).check(&table, &wanted)?;
     Ok(table)
 }
 

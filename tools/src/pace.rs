@@ -7,7 +7,6 @@ mod sweep;
 mod tally;
 mod tiers;
 
-use std::io::ErrorKind;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -20,6 +19,7 @@ use clap::Args;
 use crate::config::{CommonFlags, DeviceFlags, ReplayFlags, StoreArgs};
 use crate::file;
 use crate::interrupt::Interrupt;
+use crate::layer_times::TableFile;
 use crate::options::{StoreFlags, Takes};
 use crate::plan::{Plan, Times};
 use crate::problem::Problem;
@@ -134,14 +134,14 @@ fn check_pool(args: &StoreArgs, plan: &Plan, sizing: &Sizing) -> Result<(), Prob
 fn table(args: &StoreArgs, timing: &Timing) -> anyhow::Result<SlackTable> {
     let drives = vec![DRIVE.to_owned(); args.devices.count() as usize];
     let setting = timing::setting(args.shape.model, drives);
-    let new = || Ok(SlackTable::new(setting.clone(), timing.medium.costs()?));
-    let Some(path) = &timing.flags.slack else { return new() };
-    match file::read_text(path, timing::TABLE_BYTES_MAX) {
-        Ok(text) => Ok(SlackTable::from_json(&text, &setting)
-            .map_err(|error| timing::unusable(path, error))?),
-        Err(error) if error.kind() == ErrorKind::NotFound => new(),
-        Err(error) => Err(timing::unusable(path, error).into()),
-    }
+    let Some(path) = timing.flags.slack.as_deref().filter(|path| path.exists()) else {
+        return Ok(SlackTable::new(setting, timing.medium.costs()?));
+    };
+    let hint = "name another file to profile this setting; one that is not there yet is made";
+    let file = TableFile("--slack", path, hint);
+    let table = file.read()?;
+    file.check(&table, &setting)?;
+    Ok(table)
 }
 
 /// Returns the requests as the engine takes them: blocks have their keys in `plan`.

@@ -8,7 +8,8 @@ pub(crate) mod workload;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use clap::{Args, Subcommand};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Subcommand};
 use ripieno_sim::{Machine, Outcome, PARAMETERS, POLICIES, Scenario, compare, comparisons, page};
 
 use crate::file;
@@ -21,9 +22,6 @@ use cluster::ClusterFlags;
 use machine::{MachineFlags, check_fit};
 use plan::PlanFlags;
 use workload::{Workload, WorkloadFlags};
-
-/// Number of drives, unless flags say another.
-const DRIVES: u32 = 2;
 
 /// Reason to refuse flags for a scenario.
 const OWN: &str = "a scenario has its own machine and requests";
@@ -55,7 +53,7 @@ struct TierFlags {
     dram: Option<u64>,
 
     /// Number of drives
-    #[arg(long, value_name = "COUNT", default_value_t = DRIVES, help_heading = "Machine",
+    #[arg(long, value_name = "COUNT", default_value_t = 2, help_heading = "Machine",
         value_parser = size::count::<u32>(1..=256))]
     drives: u32,
 }
@@ -123,8 +121,8 @@ enum Task {
     Compare(String, Workload),
 }
 
-/// Simulates and reports.
-pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
+/// Simulates and reports. `matches` has the flags that were given.
+pub(crate) fn run(flags: &SimFlags, matches: &ArgMatches) -> anyhow::Result<u8> {
     let serving = match &flags.command {
         Some(SimCommand::Plan(plan)) => &plan.serving,
         Some(SimCommand::Cluster(cluster)) => &cluster.serving,
@@ -148,7 +146,7 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
             terminal::print(list())?;
             return Ok(0);
         }
-        _ => outcomes(flags)?,
+        _ => outcomes(flags, matches)?,
     };
     let wide = match &flags.command {
         Some(SimCommand::Plan(plan)) => Some(plan.wide),
@@ -159,11 +157,11 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
 }
 
 /// Runs scenarios, and compares the policies for workloads.
-fn outcomes(flags: &SimFlags) -> anyhow::Result<Vec<Outcome>> {
+fn outcomes(flags: &SimFlags, matches: &ArgMatches) -> anyhow::Result<Vec<Outcome>> {
     let of = &flags.serving.machine;
     let files = of.files()?;
     let machine = of.machine(flags.tiers.dram, flags.tiers.drives, &files)?;
-    let tasks = tasks(flags, &machine)?;
+    let tasks = tasks(flags, matches, &machine)?;
     let runs = |task: &Task| match task {
         Task::Scenario(_) => 1,
         Task::Compare(..) => POLICIES.len(),
@@ -194,14 +192,25 @@ fn list() -> String {
     scenarios.chain([more]).collect::<Vec<_>>().join("\n")
 }
 
-fn tasks(flags: &SimFlags, machine: &Machine<'_>) -> Result<Vec<Task>, Problem> {
+fn tasks(
+    flags: &SimFlags,
+    matches: &ArgMatches,
+    machine: &Machine<'_>,
+) -> Result<Vec<Task>, Problem> {
     let is_scenario = |name: &String| name == "all" || Scenario::named(name).is_some();
     if flags.names.iter().any(is_scenario) {
-        let TierFlags { dram, drives } = flags.tiers;
-        let tiers = [("--dram", dram.is_some()), ("--drives", drives != DRIVES)];
-        let serving = &flags.serving;
-        let given = [&tiers[..], &serving.machine.given(), &serving.workload.given()].concat();
-        none_of(&given, OWN, "leave it out; flags of a drive, prices and --parameters do act")?;
+        let command = SimFlags::augment_args(clap::Command::new("sim"));
+        let is_refused = |arg: &&clap::Arg| {
+            let (id, heading) = (arg.get_id().as_str(), arg.get_help_heading());
+            matches!(heading, Some("Machine" | "Workload"))
+                && id != "parameters"
+                && matches.value_source(id) == Some(ValueSource::CommandLine)
+        };
+        if let Some(flag) = command.get_arguments().find(is_refused) {
+            let what = format!("--{}: {OWN}", flag.get_long().unwrap_or_default());
+            let hint = "leave it out; flags of a drive, prices and --parameters do act";
+            return Err(Problem::new(what, hint));
+        }
     }
     if flags.names.iter().any(|name| name == "all") {
         return Ok(Scenario::all().iter().map(Task::Scenario).collect());

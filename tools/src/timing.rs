@@ -13,9 +13,6 @@ use crate::layer_times;
 use crate::problem::Problem;
 use crate::size;
 
-/// Maximum size of a slack table in bytes; real ones have at most a few hundred thousand.
-pub(crate) const TABLE_BYTES_MAX: u64 = 16 << 20;
-
 /// Layer time of Llama-3-8B on an H100, by its FLOPs.
 const LAYER_TIME: &str = "30us,735us,473us";
 
@@ -217,12 +214,6 @@ pub(crate) fn engine_layers(path: &std::path::Path) -> Result<SlackTable, Proble
         }
     }
     Ok(table)
-}
-
-/// Turns an error with a slack table into a user error.
-pub(crate) fn unusable(path: &std::path::Path, why: impl std::fmt::Display) -> Problem {
-    let what = format!("--slack {}: {why}", path.display());
-    Problem::new(what, "name another file; one that is not there yet is made")
 }
 
 /// Parses a time with a unit: without one, microseconds may be meant.

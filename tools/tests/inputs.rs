@@ -214,7 +214,14 @@ fn files_for_results_are_checked_before_anything_else() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let other = format!("bench table --devices vfio:ffff:ff:1f.7 --out {}", table.display());
     let error = refused(&other);
-    assert!(error.contains(&format!("--out {}: ", table.display())), "{error}");
+    assert!(
+        error.contains(&format!("--out {}: it is of mini on none", table.display())),
+        "{error}"
+    );
+    let error = refused(&format!("pace --devices 3 --slack {}", table.display()));
+    let drives =
+        "of the drives [Ripieno software controller, Ripieno software controller], and not";
+    assert!(error.contains(drives), "{error}");
 }
 
 #[test]

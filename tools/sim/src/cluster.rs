@@ -8,7 +8,7 @@ use crate::{
     engine::{Cluster, Router, serve_cluster},
     lane::GBPS,
     machine::Machine,
-    outcome::{Outcome, size},
+    outcome::{Outcome, size, time},
     parallel::each,
     shown::{Numbers, tables},
     summary::{Counted, Summary},
@@ -80,7 +80,7 @@ pub fn cluster(
         }
     }
     let setting = machine.setting().into_iter().chain(setting(machine, clusters.delay));
-    let mut outcome = Outcome::of(setting.collect());
+    let mut outcome = Outcome { setting: setting.collect(), ..Outcome::default() };
     let rows: Vec<_> = rows.iter().map(|(name, found)| (name.clone(), &found[..])).collect();
     outcome.tables = tables("cluster", &rows, Numbers::new());
     outcome
@@ -96,13 +96,15 @@ fn setting(machine: &Machine<'_>, delay: Duration) -> Vec<String> {
             machine.drives
         ),
         format!(
-            "links: a message has 256 tokens and takes {:?} and its bytes (LMCache, table 1), {:?} \
+            "links: a message has 256 tokens and takes {} and its bytes (LMCache, table 1), {} \
              away; no faster than drives. Fetches of an engine queue; those from one do not",
-            net.set_up, net.latency
+            time(net.set_up),
+            time(net.latency)
         ),
         format!(
-            "the directory knows {delay:?} later what an engine stored or dropped; blocks that are \
-             asked for and gone are late, and computed"
+            "the directory knows {} later what an engine stored or dropped; blocks that are \
+             asked for and gone are late, and computed",
+            time(delay)
         ),
     ];
     lines.extend(machine.parameters.replaced());

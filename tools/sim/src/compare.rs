@@ -34,7 +34,7 @@ pub const POLICIES: &[Policy] = &[
 /// Panics if one of the requests does not fit into the GPUs' memory: see [`Machine::too_long`].
 pub fn compare(machine: &Machine, workload: &Counted, mut next: impl FnMut(&str)) -> Outcome {
     let setup = machine.setup();
-    let mut outcome = Outcome::of(machine.setting());
+    let mut outcome = Outcome { setting: machine.setting(), ..Outcome::default() };
     outcome.setting.extend(tiers(machine));
     let (mut runs, mut lines) = (Vec::new(), Vec::new());
     for some in POLICIES.chunks(rayon::current_num_threads()) {
@@ -45,8 +45,10 @@ pub fn compare(machine: &Machine, workload: &Counted, mut next: impl FnMut(&str)
             if policy.tier.is_some() && seconds(&report) > 1 {
                 outcome.plots.push(busy(policy.name, policy, &setup.storage, &report));
             }
-            let (summary, hour) =
-                (Summary::of(policy, workload, &report), machine.prices().hour(&setup, policy));
+            let (summary, hour) = (
+                Summary::of(policy, workload, &report),
+                machine.parameters.prices().hour(&setup, policy),
+            );
             // The tables need only the counters; a trace may have millions of requests.
             report.served = Vec::new();
             let million = Prices::million(hour, summary.tokens_per_second);

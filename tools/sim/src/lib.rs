@@ -59,7 +59,7 @@ pub use lane::LaneModel;
 pub use machine::Machine;
 pub use outcome::{Bar, Basis, Comparison, Gantt, Line, Outcome, Plot, Table};
 pub use page::{comparisons, page, svg};
-pub use parameters::{PARAMETERS, ParameterError, Parameters};
+pub use parameters::{PARAMETERS, Parameters};
 pub use plan::{Choices, Limits, plan};
 pub use policy::{AT_ONCE, HostMemory, Loads, Path, Policy, Tier};
 pub use scenario::Scenario;

@@ -8,7 +8,6 @@ use crate::{
     parameters::Parameters,
     policy::Policy,
     storage::Storage,
-    summary::Prices,
 };
 
 /// GPUs that share a model's tensors, host memory and drives.
@@ -82,11 +81,6 @@ impl Machine<'_> {
             drive_bytes: self.drive_bytes.saturating_mul(self.drives.into()),
             ..self.parameters.storage(self.drives, self.gpu.count)
         }
-    }
-
-    /// Returns the prices of its parts.
-    pub(crate) fn prices(&self) -> Prices {
-        self.parameters.prices()
     }
 
     /// Returns the first of `requests` that alone does not fit into the GPUs' memory.

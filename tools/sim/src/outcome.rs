@@ -1,5 +1,7 @@
 //! Results of a scenario: tables, plots, and a paper's numbers next to ours.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Work;
@@ -92,6 +94,11 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
+/// Formats a time with all its digits: 2.5us.
+pub(crate) fn time(time: Duration) -> String {
+    format!("{time:?}").replace('µ', "u")
+}
+
 /// A line of a plot.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Line {
@@ -177,11 +184,4 @@ pub struct Outcome {
     pub gantts: Vec<Gantt>,
     /// Conclusions.
     pub notes: Vec<String>,
-}
-
-impl Outcome {
-    /// Returns an outcome without results.
-    pub(crate) fn of(setting: Vec<String>) -> Self {
-        Self { setting, ..Self::default() }
-    }
 }

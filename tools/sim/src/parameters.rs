@@ -5,9 +5,15 @@ use std::{collections::BTreeMap, time::Duration};
 
 use kv_schedule::IoCosts;
 use serde::Deserialize;
-use thiserror::Error;
+use serde_json::Value;
 
-use crate::{gpu::Gpu, lane::LaneModel, outcome::size, storage::Storage, summary::Prices};
+use crate::{
+    gpu::Gpu,
+    lane::LaneModel,
+    outcome::{size, time},
+    storage::Storage,
+    summary::Prices,
+};
 
 /// Origin of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -25,33 +31,13 @@ enum Origin {
 
 /// A value.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object")]
 struct Parameter {
     value: f64,
     #[serde(default)]
     unit: String,
     basis: Origin,
     source: String,
-}
-
-/// Why a file of parameters cannot be used.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ParameterError {
-    /// The text has another form.
-    #[error("no file of parameters: {0}")]
-    Syntax(#[from] serde_json::Error),
-    /// There is no such parameter.
-    #[error("{0}: no such parameter")]
-    Unknown(String),
-    /// A value outside of its range.
-    #[error("{name}: {value} is not above 0, or too large or too small")]
-    Value {
-        /// Name of the parameter.
-        name: String,
-        /// The value.
-        value: f64,
-    },
 }
 
 /// Parameters of GPUs, drives, links and prices.
@@ -73,27 +59,36 @@ impl Default for Parameters {
 
 impl Parameters {
     /// Replaces parameters by those of a file, which may have any of them.
-    /// Returns an error if the text has another form, or a name or a value is wrong.
-    pub fn replace(&mut self, text: &str) -> Result<(), ParameterError> {
-        let found: BTreeMap<String, Parameter> = serde_json::from_str(text)?;
-        found.into_iter().try_for_each(|(name, parameter)| self.put(name, parameter))
+    /// Returns what is wrong if the text has another form, or a name or a value cannot be.
+    pub fn replace(&mut self, text: &str) -> Result<(), String> {
+        let wrong = "no file of parameters";
+        let found: BTreeMap<String, Value> = serde_json::from_str(text).map_err(|error| {
+            let why = if error.is_data() { String::new() } else { format!(" ({error})") };
+            format!("{wrong}: a JSON object has one for each, by name{why}")
+        })?;
+        found.into_iter().try_for_each(|(name, value)| {
+            let form = r#"{"value": 7e9, "basis": "measured", "source": "where it is from"}"#;
+            let parameter = serde_json::from_value(value)
+                .map_err(|error| format!("{wrong}: {name}: {error}; it is written as {form}"))?;
+            self.put(name, parameter)
+        })
     }
 
     /// Replaces a parameter by a measured value.
-    /// Returns an error if the name or the value is wrong.
-    pub fn set(&mut self, name: &str, value: f64, source: &str) -> Result<(), ParameterError> {
+    /// Returns what is wrong with the name or the value.
+    pub fn set(&mut self, name: &str, value: f64, source: &str) -> Result<(), String> {
         let (unit, source) = (String::new(), source.to_owned());
         self.put(name.to_owned(), Parameter { value, unit, basis: Origin::Measured, source })
     }
 
     /// Replaces what a slack table says of its drives, which share their bandwidth evenly.
-    /// Returns an error if a value is outside of its range.
+    /// Returns which value is outside of its range.
     pub fn set_costs(
         &mut self,
         costs: &IoCosts,
         drives: usize,
         source: &str,
-    ) -> Result<(), ParameterError> {
+    ) -> Result<(), String> {
         const LARGE: u64 = 64 << 20;
         const SMALL: u64 = 4096;
         // The slope of large batches is the bandwidth; the rest of a small one is the latency.
@@ -110,16 +105,16 @@ impl Parameters {
         self.set("drive.mixed", costs.mixed, source)
     }
 
-    fn put(&mut self, name: String, parameter: Parameter) -> Result<(), ParameterError> {
+    fn put(&mut self, name: String, parameter: Parameter) -> Result<(), String> {
         let value = parameter.value;
         let Some(known) = self.0.get_mut(&name) else {
-            return Err(ParameterError::Unknown(name));
+            return Err(format!("{name}: no such parameter"));
         };
         let most = if name == "drive.mixed" { LaneModel::FULL_DUPLEX } else { f64::MAX };
         // Times would not be representable with other values.
         let likely = known.value * 1e-9..=known.value * 1e9;
         if value.is_nan() || value > most || !likely.contains(&value) {
-            return Err(ParameterError::Value { name, value });
+            return Err(format!("{name}: {value} is not above 0, or too large or too small"));
         }
         let unit = std::mem::take(&mut known.unit);
         *known = Parameter { unit, ..parameter };
@@ -154,7 +149,7 @@ impl Parameters {
     /// Returns a value as text.
     pub(crate) fn text(&self, name: &str) -> String {
         match self.0.get(name).map(|it| it.unit.as_str()) {
-            Some("us") => format!("{:?}", self.micros(name)),
+            Some("us") => time(self.micros(name)),
             Some("bytes") => size(self.value(name) as u64),
             _ => self.scaled(name).to_string(),
         }
@@ -295,9 +290,13 @@ mod tests {
             (text("drive.raed", 1.0), "drive.raed: no such parameter"),
             (text("drive.read", 0.0), "drive.read: 0 is not above 0"),
             (text("drive.mixed", 2.5), "drive.mixed: 2.5 is not above 0, or too large"),
-            ("[]".to_owned(), "no file of parameters"),
+            ("[]".to_owned(), "no file of parameters: a JSON object has one for each"),
+            (
+                r#"{"drive.read": 7e9}"#.to_owned(),
+                "no file of parameters: drive.read: invalid type: floating point",
+            ),
         ] {
-            let error = found.replace(&text).unwrap_err().to_string();
+            let error = found.replace(&text).unwrap_err();
             assert!(error.starts_with(wanted), "{error}");
         }
     }

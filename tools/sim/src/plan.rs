@@ -123,7 +123,8 @@ impl Choice {
         (hardware, restart): (Hardware, Option<Duration>),
     ) -> Self {
         let machine = hardware.of(machine);
-        let (setup, policy, prices) = (machine.setup(), machine.policy(), machine.prices());
+        let (setup, policy, prices) =
+            (machine.setup(), machine.policy(), machine.parameters.prices());
         let capacity = setup.storage.drive_bytes as f64;
         let run = |workload: &Counted| {
             let report = serve(&setup, &policy, &workload.requests);

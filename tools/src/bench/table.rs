@@ -14,14 +14,14 @@ use crate::config::{ReplayFlags, StoreArgs};
 use crate::devices::Devices;
 use crate::file;
 use crate::interrupt::Interrupt;
-use crate::layer_times::{self, Layers, Steps};
+use crate::layer_times::{self, Layers, Steps, TableFile};
 use crate::problem::{Interrupted, Problem};
 use crate::size::Size;
 use crate::table::{row, table};
 use crate::terminal;
 use crate::timing::{self, Medium};
 
-use super::measure::{Found, Measure, Mix, Point};
+use super::measure::{Found, Measure, Point};
 use super::reads;
 use super::session;
 
@@ -114,11 +114,9 @@ struct Batches {
     simulated: bool,
     /// Size of the objects that were moved.
     object_bytes: u32,
-    read: Vec<Point>,
-    /// Empty if the devices were only read.
-    write: Vec<Point>,
-    /// Mixtures, by the fraction of operations that read.
-    mix: Vec<Mix>,
+    /// Without writes and mixtures if the devices were only read.
+    #[serde(flatten)]
+    found: Found,
     /// Bandwidth of a mixture, relative to the mean of reads alone and writes alone.
     mixed: Option<f64>,
     /// Batches that took less time than smaller ones.
@@ -148,41 +146,12 @@ pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
     };
     let args = StoreArgs::check(flags.replay.clone(), flags.pace)?;
     let (mut table, devices) = match &steps {
-        Some(steps) if !(flags.pace || flags.replay.names_devices()) => match &flags.out {
-            Some(path) => (known_costs(path, steps)?, None),
-            None => (layer_times::empty(steps.setting(Vec::new())), None),
-        },
+        Some(steps) if !(flags.pace || flags.replay.names_devices()) => {
+            (flags.without_devices(steps)?, None)
+        }
         _ => {
-            let setting = |drives| match &steps {
-                Some(steps) => steps.setting(drives),
-                None => Setting {
-                    model: args.shape.model.to_owned(),
-                    gpu: flags.for_gpu.clone(),
-                    engine: flags.for_engine.clone(),
-                    drives,
-                },
-            };
-            let known = match flags.out.as_deref().filter(|path| path.exists()) {
-                Some(path) => Some(known_table(path, setting)?.costs),
-                None => None,
-            };
-            let measured = flags.measure(&args, known.is_some(), &mut interrupt)?;
-            let Some((found, drives)) = measured else {
-                return Err(Interrupted(interrupt.exit_code()).into());
-            };
-            if let Some(wrong) = found.wrong.first() {
-                bail!("the table is not written, because {wrong}");
-            }
-            let costs = costs(&found, known).context("the measured times make no curve")?;
-            let Found { read, write, mix, .. } = found;
-            let mixed = costs.as_ref().filter(|_| !mix.is_empty()).map(|costs| costs.mixed);
-            let (simulated, object_bytes) = (args.is_virtual, args.shape.object_bytes);
-            let not_rising = [not_rising("read", &read), not_rising("write", &write)].concat();
-            let table = match costs {
-                Some(costs) => slack_table(flags.out.as_deref(), setting(drives), costs)?,
-                None => layer_times::empty(setting(drives)),
-            };
-            (table, Some(Batches { simulated, object_bytes, read, write, mix, mixed, not_rising }))
+            let measured = flags.measured(&args, steps.as_ref(), &mut interrupt)?;
+            (measured.0, Some(measured.1))
         }
     };
     if let Some(steps) = &steps {
@@ -203,6 +172,62 @@ pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
 }
 
 impl TableFlags {
+    /// Returns the table for layer times alone: that of `--out`, whose costs are kept.
+    fn without_devices(&self, steps: &Steps) -> Result<SlackTable, Problem> {
+        let setting = |drives| steps.setting(drives);
+        match &self.out {
+            None => Ok(layer_times::empty(setting(Vec::new()))),
+            Some(path) if path.exists() => known_table(path, setting, true),
+            Some(path) => {
+                let path = path.display();
+                let what = format!("--out {path}: there is no such file, and no device is named");
+                let hint = "name devices to measure (--devices), or a table that has them";
+                Err(Problem::new(what, hint))
+            }
+        }
+    }
+
+    /// Measures the devices, and returns a table with their costs: that of `--out`, if it is there.
+    fn measured(
+        &self,
+        args: &StoreArgs,
+        steps: Option<&Steps>,
+        interrupt: &mut Interrupt,
+    ) -> anyhow::Result<(SlackTable, Batches)> {
+        let setting = |drives| match steps {
+            Some(steps) => steps.setting(drives),
+            None => Setting {
+                model: args.shape.model.to_owned(),
+                gpu: self.for_gpu.clone(),
+                engine: self.for_engine.clone(),
+                drives,
+            },
+        };
+        let path = self.out.as_deref().filter(|path| path.exists());
+        let known = path.map(|path| known_table(path, setting, false)).transpose()?;
+        let measured = self.measure(args, known.is_some(), interrupt)?;
+        let (found, drives) = measured.ok_or_else(|| Interrupted(interrupt.exit_code()))?;
+        if let Some(wrong) = found.wrong.first() {
+            bail!("the table is not written, because {wrong}");
+        }
+        let costs = costs(&found, known.as_ref().map(|table| &table.costs));
+        let costs = costs.context("the measured times make no curve")?;
+        let mixed = costs.as_ref().filter(|_| !found.mix.is_empty()).map(|costs| costs.mixed);
+        let table = match (costs, known) {
+            (Some(costs), Some(mut table)) => {
+                path.map_or(Ok(()), |path| out(path).check(&table, &setting(drives)))?;
+                table.costs = costs;
+                table
+            }
+            (Some(costs), None) => SlackTable::new(setting(drives), costs),
+            (None, _) => layer_times::empty(setting(drives)),
+        };
+        let (simulated, object_bytes) = (args.is_virtual, args.shape.object_bytes);
+        let not_rising =
+            [not_rising("read", &found.read), not_rising("write", &found.write)].concat();
+        Ok((table, Batches { simulated, object_bytes, found, mixed, not_rising }))
+    }
+
     /// Measures the devices. Returns the figures and the devices' models; `None` if interrupted.
     fn measure(
         &self,
@@ -228,54 +253,29 @@ impl TableFlags {
     }
 }
 
-/// Returns the table of a file; rejects one that cannot take the measured table. `setting` returns
-/// the setting of the measured table for the drives that the file names.
+fn out(path: &Path) -> TableFile<'_> {
+    TableFile("--out", path, "name another file to profile this setting, or remove this one")
+}
+
+/// Returns the table of a file, to which measurements are added; rejects one of another setting.
+/// `setting` returns theirs, with the drives that the file names. With `any_costs`, a table of
+/// costs alone fits any setting.
 fn known_table(
     path: &Path,
     setting: impl Fn(Vec<String>) -> Setting,
+    any_costs: bool,
 ) -> Result<SlackTable, Problem> {
-    let text =
-        file::read_text(path, timing::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
-    let there = SlackTable::parse(&text).map_err(|error| unfit(path, error))?;
-    let wanted = setting(there.setting().drives.clone());
-    SlackTable::from_json(&text, &wanted).map_err(|error| unfit(path, error))
-}
-
-/// Returns the file's table with new costs, or a new table without layer times.
-fn slack_table(
-    path: Option<&Path>,
-    setting: Setting,
-    costs: IoCosts,
-) -> Result<SlackTable, Problem> {
-    let there = path.filter(|path| path.exists());
-    let Some(path) = there else { return Ok(SlackTable::new(setting, costs)) };
-    let mut table = known_table(path, |_| setting.clone())?;
-    table.costs = costs;
+    let table = out(path).read()?;
+    let wanted = setting(table.setting().drives.clone());
+    if any_costs && table.is_empty() {
+        return Ok(SlackTable::new(wanted, table.costs));
+    }
+    out(path).check(&table, &wanted)?;
     Ok(table)
 }
 
-/// Returns the file's table for layer times of `steps`; its costs are kept.
-fn known_costs(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
-    let text = file::read_text(path, timing::TABLE_BYTES_MAX).map_err(|error| {
-        let what = format!("--out {}: {error}, and no device is named", path.display());
-        Problem::new(what, "name devices to measure (--devices), or a table that has them")
-    })?;
-    let table = SlackTable::parse(&text).map_err(|error| unfit(path, error))?;
-    let wanted = steps.setting(table.setting().drives.clone());
-    if table.is_empty() {
-        // A table of costs alone fits any setting.
-        return Ok(SlackTable::new(wanted, table.costs));
-    }
-    SlackTable::from_json(&text, &wanted).map_err(|error| unfit(path, error))
-}
-
-fn unfit(path: &Path, error: impl std::fmt::Display) -> Problem {
-    let what = format!("--out {}: {error}", path.display());
-    Problem::new(what, "name another file, or remove this one")
-}
-
 /// Returns the costs, those of writes from `known` if none were measured; `None` without either.
-fn costs(found: &Found, known: Option<IoCosts>) -> anyhow::Result<Option<IoCosts>> {
+fn costs(found: &Found, known: Option<&IoCosts>) -> anyhow::Result<Option<IoCosts>> {
     let curve = |points: &[Point]| {
         let mut longest = Duration::ZERO;
         let points: Vec<(u64, Duration)> = points
@@ -290,7 +290,7 @@ fn costs(found: &Found, known: Option<IoCosts>) -> anyhow::Result<Option<IoCosts
     };
     let read = curve(&found.read)?;
     if found.write.is_empty() {
-        return Ok(known.map(|known| IoCosts { read, ..known }));
+        return Ok(known.map(|known| IoCosts { read, ..known.clone() }));
     }
     let alone = |reads: f64| found.mix.iter().find(|mix| mix.reads == reads);
     let rate = |reads: f64| alone(reads).map_or(0.0, |mix| mix.bytes_s);
@@ -324,12 +324,12 @@ impl Batches {
             format!("{:.0} us, {}", point.us, rate(point.bytes as f64 / point.us * 1e6))
         };
         let mut rows = vec![row("batch", "read", "write")];
-        for (at, read) in self.read.iter().enumerate() {
-            let write = self.write.get(at).map_or_else(String::new, point);
+        for (at, read) in self.found.read.iter().enumerate() {
+            let write = self.found.write.get(at).map_or_else(String::new, point);
             rows.push(row(&Size(read.bytes).to_string(), point(read), write));
         }
         let mut mixes = vec![row("reads", "together", "of that read, and written; factor")];
-        for mix in &self.mix {
+        for mix in &self.found.mix {
             let [read, written] = [mix.read_bytes_s, mix.write_bytes_s].map(rate);
             let parts = format!("{read}, {written}; {:.2}", mix.factor);
             mixes.push(row(&format!("{:.0} %", 100.0 * mix.reads), rate(mix.bytes_s), parts));

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kv_schedule::SlackTable;
-use ripieno_sim::{Gpu, LLAMA_3_8B, Machine, Model, ParameterError, Parameters, Request};
+use ripieno_sim::{Gpu, LLAMA_3_8B, Machine, Model, Parameters, Request};
 
 use super::workload::{above_zero, seconds};
 use crate::file::read_text;
+use crate::layer_times::{TABLE_BYTES_MAX, TableFile};
 use crate::problem::Problem;
 use crate::size::{self, Size};
-use crate::timing::{TABLE_BYTES_MAX, engine_layers};
+use crate::timing::engine_layers;
 
 /// Flags of the machine and the prices.
 #[derive(Debug, Args)]
@@ -123,13 +124,8 @@ fn gpu() -> impl TypedValueParser<Value = &'static str> {
 }
 
 /// Reads a slack table of any setting.
-fn slack_table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
-    let wrong = |error: String| {
-        let what = format!("{flag} {}: {error}", path.display());
-        Problem::new(what, "name a file of `ripieno bench table --out`")
-    };
-    let text = read_text(path, TABLE_BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
-    SlackTable::parse(&text).map_err(|error| wrong(error.to_string()))
+fn slack_table(flag: &'static str, path: &Path) -> Result<SlackTable, Problem> {
+    TableFile(flag, path, "name a file of `ripieno bench table --out`").read()
 }
 
 /// Files and parameters of the machine.
@@ -141,18 +137,6 @@ pub(crate) struct MachineFiles {
 }
 
 impl MachineFlags {
-    /// Returns which flags were given, of those that are not parameters.
-    pub(super) fn given(&self) -> [(&'static str, bool); 6] {
-        [
-            ("--model", self.model.name != LLAMA_3_8B.name),
-            ("--gpu", self.gpu != Gpu::NAMES[0]),
-            ("--gpus", self.gpus != 1),
-            ("--layers", self.layers.is_some()),
-            ("--kv-memory", self.kv_memory.is_some()),
-            ("--scheduler-table", self.scheduler_table.is_some()),
-        ]
-    }
-
     /// Returns the contents of the named files, and the parameters with what flags replace.
     pub(crate) fn files(&self) -> Result<MachineFiles, Problem> {
         let known = self.scheduler_table.as_deref();
@@ -171,9 +155,9 @@ impl MachineFlags {
                 Problem::new(what, "`ripieno sim parameters` prints a file to begin with")
             };
             let text = read_text(path, TABLE_BYTES_MAX).map_err(|it| wrong(it.to_string()))?;
-            parameters.replace(&text).map_err(|error| wrong(error.to_string()))?;
+            parameters.replace(&text).map_err(wrong)?;
         }
-        let wrong = |flag: &str, error: ParameterError| {
+        let wrong = |flag: &str, error: String| {
             Problem::new(format!("{flag}: {error}"), "measure with `ripieno bench table`")
         };
         let DriveFlags { drive_size, drive_read, drive_write, mixed, latency, iops, table } =

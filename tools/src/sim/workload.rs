@@ -19,9 +19,6 @@ use crate::trace::{self, Trace};
 /// Maximum number of times that a trace's sessions are served: more are not like anyone's.
 const COPIES_MAX: f64 = 1000.0;
 
-/// Seed, unless a flag says another.
-const SEED: u64 = 1;
-
 /// Flags of the workload.
 #[derive(Debug, Args)]
 pub(crate) struct WorkloadFlags {
@@ -42,7 +39,7 @@ pub(crate) struct WorkloadFlags {
     requests: Option<usize>,
 
     /// Seed of a random workload
-    #[arg(long, value_name = "SEED", default_value_t = SEED, help_heading = "Workload",
+    #[arg(long, value_name = "SEED", default_value_t = 1, help_heading = "Workload",
         value_parser = size::count::<u64>(0..=u64::MAX))]
     pub(super) seed: u64,
 
@@ -64,20 +61,6 @@ pub(crate) struct WorkloadFlags {
     #[arg(long, value_name = "TIME", default_value_t = 10.0, value_parser = seconds,
         requires = "abort", help_heading = "Workload")]
     abort_within: f64,
-}
-
-impl WorkloadFlags {
-    /// Returns which flags were given.
-    pub(super) fn given(&self) -> [(&'static str, bool); 6] {
-        [
-            ("--rate", self.rate.is_some()),
-            ("--requests", self.requests.is_some()),
-            ("--seed", self.seed != SEED),
-            ("--warm-up", self.warm_up.is_some()),
-            ("--jitter", self.jitter.is_some()),
-            ("--abort", self.abort.is_some()),
-        ]
-    }
 }
 
 /// Parses seconds that fit into virtual time.
