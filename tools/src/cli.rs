@@ -495,15 +495,31 @@ impl Path {
         self.command(|it| has(it, flag))
     }
 
-    /// Names a command below this one that has a flag.
-    fn below(&self, flag: &str) -> Option<String> {
+    /// Says where a flag belongs that stands before the command that has it, or that a command
+    /// below this one has, or else another one.
+    fn elsewhere(&self, flag: &str) -> Option<String> {
+        let is_it = |arg: &Arg| match flag.strip_prefix("--") {
+            Some(long) => arg.get_long() == Some(long),
+            None => arg.get_short().is_some_and(|short| flag == format!("-{short}")),
+        };
+        let root = command();
+        let mut at = &root;
+        for name in &self.0 {
+            at = at.find_subcommand(name).unwrap_or(at);
+            if at.get_arguments().any(is_it) {
+                // clap itself says so of a long one.
+                let is_short = !flag.starts_with("--");
+                return is_short.then(|| format!("{flag} comes after the name of the command"));
+            }
+        }
         let flag = flag.strip_prefix("--")?;
-        self.command(|it| {
+        let of = |it: &clap::Command| {
             let found = it.get_subcommands().find(|it| has(it, flag))?.get_name();
             let above = Some(it.get_name()).filter(|name| *name != "ripieno");
             let names: Vec<&str> = above.into_iter().chain([found]).collect();
             Some(format!("it is a flag of ripieno {}", names.join(" ")))
-        })
+        };
+        of(at).or_else(|| of(&root))
     }
 
     fn command<T>(&self, of: impl FnOnce(&clap::Command) -> T) -> T {
@@ -602,7 +618,7 @@ fn tip(error: &clap::Error, path: &Path) -> Option<String> {
     }
     let given = of(ContextKind::InvalidArg)?;
     let (name, words) = match (given.strip_prefix("--"), of(ContextKind::InvalidValue)) {
-        (None, _) => return place(given, path),
+        (None, _) => return place(given, path).or_else(|| path.elsewhere(given)),
         (Some(flag), Some(value)) => {
             let flag = flag.split(' ').next();
             return match (flag, value) {
@@ -620,7 +636,7 @@ fn tip(error: &clap::Error, path: &Path) -> Option<String> {
         (Some(found), _) => Some(found),
         (None, Some(now)) => Some(format!("its name is --{now}; ripieno options explains it")),
         (None, None) if path.has("iodepth") => fio::word(&name).map(str::to_owned),
-        (None, None) => path.below(given),
+        (None, None) => path.elsewhere(given),
     }
 }
 

@@ -56,6 +56,15 @@ pub(crate) fn write(flags: &ManFlags, ripieno: Command) -> anyhow::Result<u8> {
             Man::new(ripieno.disable_help_subcommand(true)).render(&mut page)?;
             terminal::print(String::from_utf8(page)?.trim_end())?;
         }
+        Some(dir) if ripieno.find_subcommand(dir).is_some() && !dir.exists() => {
+            let name = dir.display();
+            let hint = format!(
+                "ripieno {name} --help shows what its page has; for a directory of this name, \
+                 write ./{name}"
+            );
+            let what = format!("{name}: a directory for all pages is expected, and not a command");
+            return Err(Problem::new(what, hint).into());
+        }
         Some(dir) => {
             let programs = [ripieno, nvme_bind::command()];
             programs.into_iter().try_for_each(|command| write_all(dir, command))?;

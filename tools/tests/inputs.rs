@@ -225,6 +225,12 @@ fn files_for_results_are_checked_before_anything_else() {
 }
 
 #[test]
+fn a_command_is_not_taken_for_a_directory_of_pages() {
+    assert!(refused("man serve").contains("ripieno serve --help"));
+    assert!(!Path::new("serve").exists());
+}
+
+#[test]
 fn a_trace_comes_from_a_pipe_and_a_compressed_one_is_told_how() {
     let request = r#"{"timestamp":1,"input_length":512,"output_length":1,"hash_ids":[1]}"#;
     for line in ["replay --model tiny --trace - --json", "sim - --json", "sim plan - --json"] {

@@ -70,7 +70,10 @@ fn a_former_flag_leads_to_the_present_one_of_the_command() {
         // They have no such flag, and never had one.
         ("replay --numjobs 4", None),
         ("sim --media file:/tmp", None),
-        ("replay --schedule slack", None),
+        ("replay --schedule slack", Some("it is a flag of ripieno pace")),
+        ("pace --path /tmp", Some("it is a flag of ripieno replay")),
+        ("-v serve", Some("-v comes after the name of the command")),
+        ("--json sim", None),
         ("bench raw --output=x.json", Some("> FILE")),
         ("bench raw --rate=10m", Some("as many as fit in --iodepth")),
         ("bench raw --thread", Some("leave it out")),
