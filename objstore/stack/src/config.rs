@@ -1,9 +1,14 @@
 //! The options of a store. Each is declared once, below: its name, type, limits, default and help.
 //!
-//! A further option needs an entry there, and the place that uses it. The entries are the keys of
-//! `[store]` in a server's TOML, of vLLM's, LMCache's, SGLang's and Python's options and of the C
-//! interface's text, the flags of the programs with their completions and manual pages, the lines
-//! of `ripieno options` and of docs/reference/options.md, and the text of errors.
+//! A further option needs an entry there, a line in [`StackConfig::tune`] if the store uses it, and
+//! the place that uses it. A command has it as a flag once it is among those that it takes
+//! (`Takes`, in tools); `-h` shows it if `BASIC` (tools/src/cli.rs) names it. The reference's line
+//! is written by `RIPIENO_WRITE_DOCS=1 cargo test -p ripieno-stack --test documents`.
+//!
+//! The entries are the keys of `[store]` in a server's TOML, of vLLM's, LMCache's, SGLang's and
+//! Python's options and of the C interface's text, the flags of the programs with their completions
+//! and manual pages, the lines of `ripieno options` and of docs/reference/options.md, and the text
+//! of errors.
 
 use std::{
     collections::BTreeMap,
@@ -91,11 +96,11 @@ options! {
     queues: u16, "N", "1, with a GPU 4", |text| count(text, 1..=EMU_QUEUES);
     /// Entries of a queue, a power of two (2 to 1024).
     depth: u32, "N", "256", depth;
-    /// Host memory for a copy of blocks, allocated at once, for each rank. Blocks in it are copied,
-    /// not read.
+    /// Host memory that caches blocks, allocated at once, for each worker. Blocks in it are copied
+    /// from memory instead of read from the devices.
     dram: u64, "SIZE", "0", size;
     /// Blocks that get into dram. write-through: those stored, loaded or read ahead. read-ahead:
-    /// only the last.
+    /// only those read ahead.
     dram_mode: DramMode, "write-through|read-ahead", "write-through", |text| word(text, &MODES);
     /// Starts layers by need instead of in the order of the calls: loads before saves, with fair
     /// shares for requests.

@@ -59,8 +59,9 @@
 //!   process may use.
 //!
 //! # Invariants
-//! - A directory, or a drive, belongs to one process at a time. An incomplete directory is
-//!   recognised; so is an incomplete store of ranks on drives.
+//! - A drive belongs to one process at a time, and so does a directory: others may only read its
+//!   files beside it ([`Ranks::devices_beside`]). An incomplete directory is recognised; so is an
+//!   incomplete store of ranks on drives.
 //! - The files of a directory have all their space from the beginning, and never more than
 //!   requested: once it exists, no write fails because a disk is full.
 //! - A drive is formatted only if it is empty, or has remains of a replay or a part of the same

@@ -1,7 +1,7 @@
 //! The directory of a store on this machine.
 //!
 //! ```text
-//!   DIR/lock           locked by the process that uses the store directory; contains its PID
+//!   DIR/lock           locked by the process that writes; contains its PID
 //!   DIR/home.json      parameters: state, LBA size, and serial number and size of each device
 //!   DIR/device-0.img   medium of the first software controller
 //!   DIR/device-1.img   ...
@@ -89,7 +89,8 @@ pub struct StoreDirOptions {
     pub lba_bytes: u32,
 }
 
-/// A directory, locked while this exists. Dropping a new one before `set_ready` removes it.
+/// A directory, locked while this exists unless it was opened beside its writer. Dropping a new one
+/// before `set_ready` removes it.
 #[derive(Debug)]
 pub struct StoreDir {
     dir: PathBuf,
