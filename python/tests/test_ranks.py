@@ -397,7 +397,7 @@ def test_copies_of_a_rank_load_what_the_first_has_stored(tmp_path):
         open_copy(0)
     with pytest.raises(ripieno.InvalidError, match="copy 3 was given; there are 3, from 0 on"):
         open_copy(3)
-    with pytest.raises(ripieno.InvalidError, match="^dram: .* for each of 1048576 ranks"):
+    with pytest.raises(ripieno.InvalidError, match="^dram: .* for each of 1048576 workers"):
         open_copy(1, copies=1 << 20)
     with pytest.raises(ripieno.ReadOnlyError):
         second.begin_store([3], [5])

@@ -150,19 +150,19 @@ impl Builder {
         }
     }
 
-    /// Checks that this machine has the memory that this number of ranks ask for, and that a DRAM
+    /// Checks that this machine has the memory that this number of workers ask for, and that a DRAM
     /// cache has room for a block. Opening does it, too: the cache is filled with zeroes at once.
     ///
     /// # Errors
     /// Returns [`StackError::Config`] if it has less.
-    pub fn check_memory(&self, ranks: u32) -> Result<(), StackError> {
+    pub fn check_memory(&self, workers: u32) -> Result<(), StackError> {
         let dram = self.config.dram.unwrap_or(self.options.dram);
         if self.shape.validate().is_ok() && (1..self.shape.block_bytes()).contains(&dram) {
             let [dram, block] = [dram, self.shape.block_bytes()].map(Size);
             let problem = format!("{dram} have no room for a block of {block}; give more, or 0");
             return Err(StackError::config("dram", problem));
         }
-        HostMemory::check_dram(dram, ranks)
+        HostMemory::check_dram(dram, workers)
     }
 
     /// Returns the bytes on the devices of a block of the store that opening would make in its

@@ -50,24 +50,24 @@ impl HostMemory {
         Self::below(Path::new("/"))
     }
 
-    /// Checks that a DRAM cache of `bytes` bytes has room, and `ranks` of them together.
+    /// Checks that a DRAM cache of `bytes` bytes has room, and `workers` of them together.
     ///
     /// # Errors
     /// Returns [`StackError::Config`] for the option `dram` if they have not.
-    pub fn check_dram(bytes: u64, ranks: u32) -> Result<(), StackError> {
+    pub fn check_dram(bytes: u64, workers: u32) -> Result<(), StackError> {
         if bytes == 0 {
             return Ok(());
         }
-        Self::of_machine().map_or(Ok(()), |memory| memory.has_room(bytes, ranks))
+        Self::of_machine().map_or(Ok(()), |memory| memory.has_room(bytes, workers))
     }
 
-    fn has_room(self, bytes: u64, ranks: u32) -> Result<(), StackError> {
+    fn has_room(self, bytes: u64, workers: u32) -> Result<(), StackError> {
         let Self { all, available } = self;
-        if bytes <= available && bytes.saturating_mul(ranks.into()) <= all {
+        if bytes <= available && bytes.saturating_mul(workers.into()) <= all {
             return Ok(());
         }
         let [asked, all, available] = [bytes, all, available].map(Size);
-        let each = if ranks > 1 { format!(" for each of {ranks} ranks") } else { String::new() };
+        let each = if workers > 1 { format!(" for each of {workers} workers") } else { String::new() };
         let problem = format!(
             "{asked}{each} were asked for; {all} of memory are there, of which {available} are \
              available; give less"

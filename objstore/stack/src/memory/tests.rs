@@ -88,7 +88,7 @@ fn a_cache_that_has_no_room_is_refused_and_the_numbers_are_named() {
          available; give less"
     );
     let refused = machine.has_room(13 * GIB, 2).unwrap_err().to_string();
-    assert!(refused.contains("13 GiB for each of 2 ranks were"), "{refused}");
+    assert!(refused.contains("13 GiB for each of 2 workers were"), "{refused}");
     assert!(machine.has_room(u64::MAX, u32::MAX).is_err());
 }
 
