@@ -552,15 +552,14 @@ impl Plane {
         self.with(|mover| mover.announce(request, files, expected, when))
     }
 
-    /// Drops files from the DRAM cache: a plane beside this one has stored other blocks in them.
+    /// Forgets what was in files, in the DRAM cache and about mismatches: a plane beside this one
+    /// has stored other blocks in them.
     ///
     /// # Errors
     /// Returns [`StoreError::Failed`].
     pub fn forget(&self, files: &[FileId]) -> Result<(), StoreError> {
         self.with(|mover| {
-            if let Some(tier) = mover.tier() {
-                files.iter().for_each(|file| tier.remove(*file));
-            }
+            mover.forget(files);
             Ok(())
         })
     }

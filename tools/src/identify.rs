@@ -289,10 +289,10 @@ fn digits(id: &[u8]) -> Option<String> {
 }
 
 fn health(log: &SmartLog) -> (Value, String) {
-    let count = u128::from_le_bytes;
+    // JSON has no numbers of 128 bits, and a drive may report any.
+    let count = |bytes| u64::try_from(u128::from_le_bytes(bytes)).unwrap_or(u64::MAX);
     // Data units are thousands of 512-byte units.
-    let bytes = |units: [u8; 16]| count(units).saturating_mul(512_000);
-    let size = |bytes: u128| Size(u64::try_from(bytes).unwrap_or(u64::MAX));
+    let bytes = |units| count(units).saturating_mul(512_000);
     let names: Vec<&str> = log.warnings().iter_names().map(|(name, _)| name).collect();
     let warnings = match names.is_empty() {
         true => "none".to_owned(),
@@ -306,8 +306,8 @@ fn health(log: &SmartLog) -> (Value, String) {
     let text = format!(
         "warnings {warnings}, {celsius} C, spare {spare} %, used {used} %, read {}, written {}, on \
          for {hours} h, unsafe shutdowns {unsafe_shutdowns}, media errors {errors}",
-        size(read),
-        size(written)
+        Size(read),
+        Size(written)
     );
     let json = json!({
         "critical_warning": warnings,
@@ -328,6 +328,16 @@ mod tests {
     use nvme_emu::PlacementConfig;
 
     use super::*;
+
+    #[test]
+    fn counters_of_all_ones_are_the_largest_number() {
+        let [data_units_read, media_errors] = [[0xff; 16]; 2];
+        let log = SmartLog { data_units_read, media_errors, ..SmartLog::default() };
+        let (json, text) = health(&log);
+        assert_eq!(json["media_errors"], u64::MAX);
+        assert_eq!(json["data_read_bytes"], u64::MAX);
+        assert!(text.contains(&format!("media errors {}", u64::MAX)), "{text}");
+    }
 
     #[test]
     fn a_namespace_is_described_by_what_a_buyer_compares() {

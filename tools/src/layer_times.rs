@@ -193,6 +193,11 @@ pub(crate) fn empty(setting: Setting) -> SlackTable {
     SlackTable::new(setting, IoCosts { read: none(), write: none(), mixed: 1.0 })
 }
 
+/// Returns true for a table's file, and for one that cannot be looked at: reading it says why.
+pub(crate) fn is_there(path: &Path) -> bool {
+    path.try_exists().unwrap_or(true)
+}
+
 /// A flag that names a slack table, its file, and the hint if that cannot be used.
 #[derive(Clone, Copy)]
 pub(crate) struct TableFile<'a>(pub(crate) &'static str, pub(crate) &'a Path, pub(crate) &'a str);

@@ -19,7 +19,7 @@ use clap::Args;
 use crate::config::{CommonFlags, DeviceFlags, ReplayFlags, StoreArgs};
 use crate::file;
 use crate::interrupt::Interrupt;
-use crate::layer_times::TableFile;
+use crate::layer_times::{TableFile, is_there};
 use crate::options::{StoreFlags, Takes};
 use crate::plan::{Plan, Times};
 use crate::problem::Problem;
@@ -134,7 +134,7 @@ fn check_pool(args: &StoreArgs, plan: &Plan, sizing: &Sizing) -> Result<(), Prob
 fn table(args: &StoreArgs, timing: &Timing) -> anyhow::Result<SlackTable> {
     let drives = vec![DRIVE.to_owned(); args.devices.count() as usize];
     let setting = timing::setting(args.shape.model, drives);
-    let Some(path) = timing.flags.slack.as_deref().filter(|path| path.exists()) else {
+    let Some(path) = timing.flags.slack.as_deref().filter(|path| is_there(path)) else {
         return Ok(SlackTable::new(setting, timing.medium.costs()?));
     };
     let hint = "name another file to profile this setting; one that is not there yet is made";

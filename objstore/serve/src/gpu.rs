@@ -95,7 +95,8 @@ struct Inner {
     changed: Condvar,
 }
 
-/// Orders for the thread. Never locked while devices or the plane are waited for.
+/// Orders for the thread. Not locked while layers wait for devices; only the last handle of a
+/// request is dropped with it, before whoever waits for the request is woken.
 #[derive(Debug, Default)]
 struct LaneQueue {
     /// Layers that the thread has not seen.

@@ -446,8 +446,10 @@ impl Mover {
         self.copier.cache.is_some()
     }
 
-    /// Drops the cached blocks of freed files.
+    /// Forgets what was in freed files, or those that have other blocks now. A mismatch of new
+    /// contents is the first one.
     pub(crate) fn forget(&mut self, files: &[FileId]) {
+        self.jobs.trust(files);
         if let Some(tier) = self.tier() {
             files.iter().for_each(|file| tier.remove(*file));
         }

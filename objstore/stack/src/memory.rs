@@ -67,7 +67,10 @@ impl HostMemory {
             return Ok(());
         }
         let [asked, all, available] = [bytes, all, available].map(Size);
-        let each = if workers > 1 { format!(" for each of {workers} workers") } else { String::new() };
+        let each = match workers {
+            0 | 1 => String::new(),
+            _ => format!(" for each of {workers} workers"),
+        };
         let problem = format!(
             "{asked}{each} were asked for; {all} of memory are there, of which {available} are \
              available; give less"

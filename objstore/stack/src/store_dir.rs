@@ -21,7 +21,9 @@
 //! another store directory, are refused when the store is opened.
 //!
 //! **A killed process** leaves writes that the kernel still carries out. The lock is free then,
-//! but each of the files stays locked until the last write has ended: nothing is read before.
+//! but each of the files stays locked until the last write has ended: the next process to write
+//! waits. One that reads beside it ([`StoreDir::open_beside`]) does not, and reads only what the
+//! catalog has, to which there are no such writes.
 
 mod lock;
 mod manifest;

@@ -75,8 +75,8 @@ class Worker:
         """Number of the rank in the store, and among those that have the same KV cache: the first
         stores it."""
         self.rewritten: set[int] = set()
-        """Files that the first one writes, until they are used here: this host memory may have what
-        was in them before."""
+        """Files that the first one writes, until they are used here: the plane may know what was in
+        them before."""
         self.block_bytes = connector.shape.rows * connector.shape.object_bytes
         self.world = connector.world
         self.is_hybrid = connector.groups.is_hybrid
@@ -183,7 +183,7 @@ class Worker:
         self._begin_step()
         if self.times:
             self.times.begin(tasks.computes)
-        if self.copy and self.options.has_dram:
+        if self.copy:
             self.rewritten.update(file for save in tasks.saves for file in save.files)
         saves = [] if self.copy else tasks.saves
         self.saver.begin_step(saves, tasks.reused)
@@ -227,7 +227,7 @@ class Worker:
                 self._attempt(self.paced.announce, number, ahead.files, checksums, ahead.steps)
 
     def _forget_rewritten(self, files: Iterable[int]) -> None:
-        """Drops what was in stored files before. Not when they are written: they might be read ahead
+        """Has the plane forget what was in stored files before. Not when they are written: they might be read ahead
         after that, for a request that was announced with them."""
         if rewritten := self.rewritten.intersection(files):
             self.rewritten -= rewritten
@@ -482,7 +482,10 @@ class Worker:
             self.times.close()
         try:
             self.reports.adapters = self.adapters.take() if self.adapters else {}
-            self.place.leave(self.rank, self.reports)
+            # Another copy may outlive a killed engine, without a lock: its report would be read by
+            # the next one. It has no saves, which are what the report is for.
+            if not self.copy:
+                self.place.leave(self.rank, self.reports)
             self.plane.close()
         except ripieno.Error as error:
             # Asleep, the plane is closed, and has no counts.

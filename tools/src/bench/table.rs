@@ -14,7 +14,7 @@ use crate::config::{ReplayFlags, StoreArgs};
 use crate::devices::Devices;
 use crate::file;
 use crate::interrupt::Interrupt;
-use crate::layer_times::{self, Layers, Steps, TableFile};
+use crate::layer_times::{self, Layers, Steps, TableFile, is_there};
 use crate::problem::{Interrupted, Problem};
 use crate::size::Size;
 use crate::table::{row, table};
@@ -177,7 +177,7 @@ impl TableFlags {
         let setting = |drives| steps.setting(drives);
         match &self.out {
             None => Ok(layer_times::empty(setting(Vec::new()))),
-            Some(path) if path.exists() => known_table(path, setting, true),
+            Some(path) if is_there(path) => known_table(path, setting, true),
             Some(path) => {
                 let path = path.display();
                 let what = format!("--out {path}: there is no such file, and no device is named");
@@ -203,7 +203,7 @@ impl TableFlags {
                 drives,
             },
         };
-        let path = self.out.as_deref().filter(|path| path.exists());
+        let path = self.out.as_deref().filter(|path| is_there(path));
         let known = path.map(|path| known_table(path, setting, false)).transpose()?;
         let measured = self.measure(args, known.is_some(), interrupt)?;
         let (found, drives) = measured.ok_or_else(|| Interrupted(interrupt.exit_code()))?;
