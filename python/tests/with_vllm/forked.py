@@ -297,6 +297,8 @@ def life_of(
         child = os.fork()
         if child == 0:
             os.setsid()
+            # A script's background jobs ignore it, and vLLM ends its processes with it.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
