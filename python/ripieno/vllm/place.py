@@ -80,8 +80,7 @@ class Place(Protocol):
         self.plane.wait(job, layer)
 
     def forget(self, files: list[int]) -> None:
-        """Drops files from the plane's host memory: another worker has stored other blocks in
-        them."""
+        """Has the plane forget what was in files: another worker has stored other blocks in them."""
         return
 
     def leave(self, rank: int, reports: Reports) -> None:

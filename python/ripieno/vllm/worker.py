@@ -227,8 +227,8 @@ class Worker:
                 self._attempt(self.paced.announce, number, ahead.files, checksums, ahead.steps)
 
     def _forget_rewritten(self, files: Iterable[int]) -> None:
-        """Has the plane forget what was in stored files before. Not when they are written: they might be read ahead
-        after that, for a request that was announced with them."""
+        """Has the plane forget what was in stored files before. Not when they are written: they might
+        be read ahead after that, for a request that was announced with them."""
         if rewritten := self.rewritten.intersection(files):
             self.rewritten -= rewritten
             self._attempt(self.place.forget, sorted(rewritten))
